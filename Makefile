@@ -1,0 +1,29 @@
+# make demo       the whole journey on the text that is already on this machine, in minutes
+# make test       the tests; make test-long adds the ones that take hours
+# make lint       formatting and lint rules
+# Each creates .venv first, from requirements.txt, and again whenever requirements.txt or pyproject.toml changes.
+
+.PHONY: demo test test-long lint
+
+python := .venv/bin/python
+
+demo: .venv/installed
+	$(python) recipes/quickstart.py
+
+test: .venv/installed-test
+	$(python) -m pytest -n auto --dist loadfile
+
+test-long: .venv/installed-test
+	$(python) -m pytest -n auto --dist loadfile -m "long or not long"
+
+lint: .venv/installed-test
+	$(python) -m ruff check .
+	$(python) -m ruff format --check .
+
+.venv/installed: requirements.txt pyproject.toml
+	@sh .ci/make_environment .
+	@touch $@
+
+.venv/installed-%: requirements.txt pyproject.toml
+	@sh .ci/make_environment ".[$*]"
+	@touch .venv/installed $@

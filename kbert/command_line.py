@@ -1,0 +1,133 @@
+"""What every recipe shares: flags read from `main`'s signature and docstring, and one line for bad input.
+
+Exit status 0 is success; 2, with one line on standard error, is bad input, a full disk or Ctrl-C; anything else is an
+error of kbert's own and keeps its traceback.
+"""
+
+import contextlib
+import errno
+import functools
+import io
+import logging
+import os
+import sys
+import sysconfig
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+
+BAD_INPUT = 2
+NO_SPACE = "No space left on device"
+
+
+def run(main: Callable, tensorflow: bool = True) -> None:
+    """Calls `main` with the command line's flags; ends the process with status 2 and one line on bad input.
+
+    TensorFlow is imported first, without its start-up notes, unless `tensorflow` says that main does not need it.
+    """
+    program = Path(sys.argv[0]).name
+    try:
+        flags = parse(main, sys.argv[1:], program)
+        if tensorflow:
+            _import_tensorflow()
+        main(**flags)
+    except KeyboardInterrupt as interruption:
+        _exit(program, str(interruption) or "interrupted")
+    except Exception as error:
+        message = explain(error, Path(main.__code__.co_filename).parent)
+        if message is None:
+            raise
+        _exit(program, message)
+
+
+def parse(main: Callable, arguments: Sequence[str], program: str) -> dict:
+    """The keyword arguments for `main` that the flags give; an unknown or unreadable flag is one line and status 2."""
+    import tyro
+
+    @functools.wraps(main)
+    def collect(**keywords):
+        return keywords
+
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            return tyro.cli(collect, prog=program, args=arguments, config=(tyro.conf.HelptextFromCommentsOff,))
+    except SystemExit as end:
+        if end.code == BAD_INPUT:
+            _exit(program, f"{_first_section(errors.getvalue())} ({program} --help lists the flags)")
+        raise
+
+
+def explain(error: Exception, recipes: Path) -> str | None:
+    """One line for an error that the user's input or a full disk caused, None for one that is ours.
+
+    Input is at fault when kbert or the recipe itself raised ValueError or OSError, or when an OSError names a file and
+    only the standard library stands between kbert and it.
+    """
+    if full := _no_space(error):
+        return full
+    if not isinstance(error, ValueError | OSError):
+        return None
+    files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+    named = isinstance(error, OSError) and error.filename is not None
+    while named and files and _in_standard_library(files[-1]):
+        files.pop()
+    ours = (Path(__file__).parent, recipes)
+    if not files or not any(files[-1].is_relative_to(folder) for folder in ours):
+        return None
+    return f"{error.strerror}: {error.filename}" if named else str(error)
+
+
+def _import_tensorflow() -> None:
+    """Imports TensorFlow; what it writes to standard error on the way is shown only if it fails."""
+    # The level hides what follows later on a machine without a GPU; the notes of the import itself obey no setting.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    logging.getLogger("tensorflow").setLevel(logging.WARNING)
+    sys.stderr.flush()
+    screen = os.dup(2)
+    with tempfile.TemporaryFile() as notes:
+        os.dup2(notes.fileno(), 2)
+        failed = True
+        try:
+            import_module("tensorflow")
+            failed = False
+        finally:
+            os.dup2(screen, 2)
+            os.close(screen)
+            if failed:
+                notes.seek(0)
+                os.write(2, notes.read())
+
+
+def _no_space(error: BaseException | None) -> str | None:
+    while error is not None:
+        if getattr(error, "errno", None) == errno.ENOSPC or NO_SPACE in str(error):
+            where = getattr(error, "filename", None) or str(error)
+            return f"no space left on the device: {where}; free some space and run the same command again"
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _in_standard_library(file: Path) -> bool:
+    library = Path(sysconfig.get_path("stdlib"))
+    frozen = str(file).startswith("<frozen")
+    return frozen or (file.is_relative_to(library) and "site-packages" not in file.parts)
+
+
+def _first_section(box: str) -> str:
+    """The message of tyro's error box, without the frame and the help text below its first rule."""
+    words = []
+    for line in box.splitlines():
+        text = line.strip("│ ")
+        if text.startswith("─"):
+            break
+        if not line.startswith(("╭", "╰")):
+            words.append(text)
+    return " ".join(words) or box.strip()
+
+
+def _exit(program: str, message: str) -> None:
+    print(f"{program}: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(BAD_INPUT)

@@ -1,0 +1,53 @@
+"""Batches to outputs and losses, in keras.ops; `Model` is what every trainable BERT derives from."""
+
+import keras
+from keras import ops
+
+# The one place where the TensorFlow step is mixed in, by the backend, as Keras itself chooses its trainer.
+if keras.backend.backend() == "tensorflow":
+    from kbert.training.step import TrainingStep as Step
+else:
+
+    class Step:
+        """Nothing: on other backends Keras's own `fit` trains."""
+
+
+class Model(Step, keras.Model):
+    """A keras.Model whose losses and accuracies are means over what was predicted in a batch of features.
+
+    A subclass sets `loss_names`, whose means add up to the training loss, and `means`, a keras.metrics.Mean for each
+    loss and accuracy, and defines `weights_of` and `sums`. Sums are kept apart from weights so that a step can add up
+    both over replicas before it divides (TRAPS 2). A mean over nothing is 0.
+    """
+
+    loss_names: tuple[str, ...]
+
+    def weights_of(self, features: dict) -> dict:
+        """The sum of weights under each name of `means`, float32 scalars; needs no forward pass."""
+        raise NotImplementedError
+
+    def sums(self, features: dict, outputs: dict) -> dict:
+        """(weighted sum, sum of weights) under each name of `means`, float32 scalars."""
+        raise NotImplementedError
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        sums = self.sums(x, y_pred)
+        return sum(ops.divide_no_nan(*sums[name]) for name in self.loss_names)
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        for name, (total, weight) in self.sums(x, y_pred).items():
+            self.means[name].update_state(ops.divide_no_nan(total, weight), sample_weight=weight)
+        return self.get_metrics_result()
+
+
+def cross_entropy(labels, logits):
+    """Negative log-likelihood of the labels, and 1.0 where no class is likelier, [...], [..., K] -> 2 x [...].
+
+    One maximum serves both: each pass over the [B, P, V] logits of pre-training costs time in a small model.
+    """
+    labels = ops.cast(labels, "int32")[..., None]
+    largest = ops.stop_gradient(ops.max(logits, axis=-1, keepdims=True))
+    log_total = ops.log(ops.sum(ops.exp(logits - largest), axis=-1, keepdims=True)) + largest
+    label_logit = ops.take_along_axis(logits, labels, axis=-1)
+    correct = ops.cast(label_logit >= largest, "float32")
+    return (log_total - label_logit)[..., 0], correct[..., 0]

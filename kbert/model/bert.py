@@ -1,0 +1,206 @@
+"""The encoder: embeddings, self-attention, the Transformer layer, and the stack of them (section 3 of the paper).
+
+Shapes: B batch, S sequence length, H hidden size, A heads, D head size, L layers, P positions, N sequences in a row.
+"""
+
+import keras
+from keras import ops
+
+from kbert.config import BertConfig
+from kbert.model.dropout import Dropout
+
+ACTIVATIONS = {
+    "gelu_tanh": lambda x: ops.gelu(x, approximate=True),
+    "gelu_erf": lambda x: ops.gelu(x, approximate=False),
+    "relu": ops.relu,
+    "tanh": ops.tanh,
+    "linear": lambda x: x,
+}
+
+
+def new_initializer(config: BertConfig) -> keras.initializers.Initializer:
+    """The release's truncated normal; one object per weight, as two weights that share one start equal (TRAPS 13)."""
+    return keras.initializers.TruncatedNormal(stddev=config.initializer_range)
+
+
+def new_dense(config: BertConfig, inputs: int, units: int, **options) -> keras.layers.Dense:
+    """A built Dense layer, [..., inputs] -> [..., units]."""
+    dense = keras.layers.Dense(units, kernel_initializer=new_initializer(config), **options)
+    dense.build((None, inputs))
+    return dense
+
+
+def new_layer_norm(config: BertConfig, **options) -> keras.layers.LayerNormalization:
+    """A built LayerNorm over the hidden size."""
+    layer_norm = keras.layers.LayerNormalization(epsilon=config.layer_norm_epsilon, **options)
+    layer_norm.build((None, config.hidden_size))
+    return layer_norm
+
+
+def gather_positions(x, positions):
+    """The vectors of each sequence at its positions, [B, S, H], [B, P] -> [B, P, H]."""
+    batch, length, hidden = ops.shape(x)
+    rows = positions + ops.arange(batch, dtype=positions.dtype)[:, None] * length
+    return ops.take(ops.reshape(x, (batch * length, hidden)), rows, axis=0)
+
+
+class Embeddings(keras.layers.Layer):
+    """LayerNorm(token + segment + position embedding), then dropout."""
+
+    def __init__(self, config: BertConfig, **options):
+        super().__init__(**options)
+        self.config = config
+        with keras.name_scope(self.name, caller=self):
+            self.token_embeddings = self.table("token_embeddings", config.vocab_size)
+            self.segment_embeddings = self.table("segment_embeddings", config.type_vocab_size)
+            self.position_embeddings = self.table("position_embeddings", config.max_position_embeddings)
+            self.layer_norm = new_layer_norm(config, name="layer_norm", dtype=self.dtype_policy)
+            self.dropout = Dropout(config.hidden_dropout_prob, name="dropout", dtype=self.dtype_policy)
+        self.built = True
+
+    def table(self, name, rows):
+        return self.add_weight((rows, self.config.hidden_size), initializer=new_initializer(self.config), name=name)
+
+    def call(self, input_ids, segment_ids, position_ids=None, training=False):  # 3 x [B, S] -> [B, S, H]
+        tokens = ops.take(self.token_embeddings, input_ids, axis=0)
+        segments = ops.take(self.segment_embeddings, segment_ids, axis=0)
+        if position_ids is None:
+            positions = self.first_positions(input_ids)
+        else:
+            positions = ops.take(self.position_embeddings, position_ids, axis=0)
+        return self.dropout(self.layer_norm(tokens + segments + positions), training=training)
+
+    def first_positions(self, input_ids):  # [B, S] -> [S, H]
+        length, limit = input_ids.shape[1], self.config.max_position_embeddings
+        if length is not None and length > limit:
+            raise ValueError(
+                f"input_ids has sequences of {length} tokens, expected at most max_position_embeddings {limit}"
+            )
+        return self.position_embeddings[: ops.shape(input_ids)[1]]
+
+
+class SelfAttention(keras.layers.Layer):
+    """softmax(Q K^T / sqrt(D) + mask) V in A heads, then the output projection."""
+
+    def __init__(self, config: BertConfig, **options):
+        super().__init__(**options)
+        self.config = config
+        hidden, policy = config.hidden_size, {"dtype": self.dtype_policy}
+        with keras.name_scope(self.name, caller=self):
+            self.query = new_dense(config, hidden, hidden, name="query", **policy)
+            self.key = new_dense(config, hidden, hidden, name="key", **policy)
+            self.value = new_dense(config, hidden, hidden, name="value", **policy)
+            self.projection = new_dense(config, hidden, hidden, name="projection", **policy)
+            self.dropout = Dropout(config.attention_probs_dropout_prob, name="dropout", **policy)
+        self.built = True
+
+    def call(self, x, mask, training=False):  # [B, S, H], [B, 1, 1 or S, S] -> [B, S, H], [B, A, S, S]
+        query, key, value = self.heads(x)
+        # The query is divided rather than the scores, as it is smaller.
+        scores = ops.matmul(query * self.config.head_size**-0.5, ops.swapaxes(key, -1, -2))
+        probabilities = ops.softmax(ops.cast(scores, "float32") + ops.cast(mask, "float32"))
+        context = ops.matmul(self.dropout(ops.cast(probabilities, x.dtype), training=training), value)
+        context = ops.reshape(ops.swapaxes(context, 1, 2), ops.shape(x))  # [B, A, S, D] -> [B, S, H]
+        return self.projection(context), probabilities
+
+    def heads(self, x):  # [B, S, H] -> 3 x [B, A, S, D]
+        # Three variables, so that each is initialized, loaded and decayed on its own; one product, which is faster.
+        layers = (self.query, self.key, self.value)
+        kernel = ops.concatenate([layer.kernel for layer in layers], axis=1)  # [H, 3H]
+        bias = ops.concatenate([layer.bias for layer in layers], axis=0)  # [3H]
+        batch, length, _ = ops.shape(x)
+        shape = (batch, length, self.config.num_attention_heads, self.config.head_size)
+        parts = ops.split(ops.matmul(x, kernel) + bias, 3, axis=-1)
+        return [ops.swapaxes(ops.reshape(part, shape), 1, 2) for part in parts]
+
+
+class EncoderLayer(keras.layers.Layer):
+    """One Transformer layer: self-attention and a feed-forward network, each in a residual sum, LayerNorm after it."""
+
+    def __init__(self, config: BertConfig, **options):
+        super().__init__(**options)
+        hidden, feed_forward, policy = config.hidden_size, config.intermediate_size, {"dtype": self.dtype_policy}
+        with keras.name_scope(self.name, caller=self):
+            self.self_attention = SelfAttention(config, name="self_attention", **policy)
+            self.attention_norm = new_layer_norm(config, name="attention_norm", **policy)
+            self.intermediate = new_dense(config, hidden, feed_forward, name="intermediate", **policy)
+            self.activation = ACTIVATIONS[config.hidden_act]
+            self.projection = new_dense(config, feed_forward, hidden, name="projection", **policy)
+            self.feed_forward_norm = new_layer_norm(config, name="feed_forward_norm", **policy)
+            self.dropout = Dropout(config.hidden_dropout_prob, name="dropout", **policy)
+        self.built = True
+
+    def call(self, x, mask, training=False):  # [B, S, H], [B, 1, 1 or S, S] -> [B, S, H], [B, A, S, S]
+        attended, probabilities = self.self_attention(x, mask, training=training)
+        x = self.attention_norm(x + self.dropout(attended, training=training))
+        x = self.feed_forward_norm(x + self.dropout(self.feed_forward(x), training=training))
+        return x, probabilities
+
+    def feed_forward(self, x):  # [B, S, H] -> [B, S, H]
+        return self.projection(self.activation(self.intermediate(x)))
+
+
+@keras.saving.register_keras_serializable(package="kbert")
+class Bert(keras.layers.Layer):
+    """The encoder of the paper: a batch of features to the final hidden vectors and the pooled [CLS] vector.
+
+    Called with a dict of `input_ids`, `input_mask`, `segment_ids` [B, S] and, for rows that pack several sequences,
+    `position_ids`, `sequence_ids` [B, S] (attention stays inside equal sequence ids) and `cls_positions` [B, N].
+    Other features are ignored. Returns a dict: `sequence_output` [B, S, H]; `pooled_output` [B, H], or [B, N, H] with
+    `cls_positions`, if the config has a pooler; on request `all_layer_outputs`, L + 1 of [B, S, H] that begin with the
+    embedding output, and `attention_probabilities`, L of [B, A, S, S] in float32, before dropout.
+    Raises ValueError for sequences longer than the config's max_position_embeddings.
+    """
+
+    def __init__(self, config: BertConfig, name: str = "bert", **options):
+        super().__init__(name=name, **options)
+        self.config = config
+        hidden, policy = config.hidden_size, {"dtype": self.dtype_policy}
+        with keras.name_scope(self.name, caller=self):
+            self.embeddings = Embeddings(config, name="embeddings", **policy)
+            self.encoder_layers = [
+                EncoderLayer(config, name=f"encoder_layer_{number}", **policy)
+                for number in range(1, config.num_hidden_layers + 1)
+            ]
+            if config.pooler:
+                self.pooler = new_dense(config, hidden, hidden, activation="tanh", name="pooler", **policy)
+        self.built = True
+
+    def call(self, features, training=False, output_all_layers=False, output_attentions=False):
+        mask = self.attention_mask(features)
+        ids = (features["input_ids"], features["segment_ids"], features.get("position_ids"))
+        layer_outputs, attentions = [self.embeddings(*ids, training=training)], []
+        for layer in self.encoder_layers:
+            x, probabilities = layer(layer_outputs[-1], mask, training=training)
+            layer_outputs.append(x)
+            attentions.append(probabilities)
+
+        outputs = {"sequence_output": layer_outputs[-1]}
+        if self.config.pooler:
+            outputs["pooled_output"] = self.pooler(self.first_vectors(layer_outputs[-1], features))
+        if output_all_layers:
+            outputs["all_layer_outputs"] = layer_outputs
+        if output_attentions:
+            outputs["attention_probabilities"] = attentions
+        return outputs
+
+    def first_vectors(self, x, features):  # [B, S, H] -> [B, H] or [B, N, H]
+        return gather_positions(x, features["cls_positions"]) if "cls_positions" in features else x[:, 0]
+
+    def attention_mask(self, features):
+        """What is added to attention scores, 0 where a token may look and -10000 where not, [B, 1, 1 or S, S]."""
+        allowed = ops.cast(features["input_mask"], "bool")[:, None, None, :]
+        if "sequence_ids" in features:
+            ids = features["sequence_ids"]
+            allowed = ops.logical_and(allowed, ids[:, None, :, None] == ids[:, None, None, :])
+        if self.config.causal:
+            order = ops.arange(ops.shape(features["input_mask"])[1])
+            allowed = ops.logical_and(allowed, order[:, None] >= order[None, :])
+        return ops.where(allowed, 0.0, -10000.0)
+
+    def get_config(self):
+        return {**super().get_config(), "config": self.config.to_dict()}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**{**config, "config": BertConfig(**config["config"])})

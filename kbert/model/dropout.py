@@ -1,0 +1,53 @@
+"""Dropout with masks that are a hash of (seed, draw, element).
+
+XLA compiles TensorFlow's own generator for CPUs to code thirty times slower than this hash (118 ms against 3.8 for
+eight masks of 524,288 elements on two busy cores), a tenth of a small BERT's step. The hash is a dozen integer
+operations that XLA fuses with what uses the mask.
+"""
+
+import math
+
+import keras
+from keras import ops
+
+GOLDEN_RATIO = 0x9E3779B9 - 2**32  # its fraction in 32 bits, for a second key that has nothing to do with the first
+
+
+class Dropout(keras.layers.Layer):
+    """Zeroes each element with probability `rate` in training and scales the others by 1 / (1 - rate)."""
+
+    def __init__(self, rate: float, **options):
+        super().__init__(**options)
+        self.rate = rate
+        # A variable, [seed, number of draws]: a checkpoint that holds it resumes the same draws.
+        with keras.name_scope(self.name, caller=self):
+            self.seed_generator = keras.random.SeedGenerator(name="seed_generator")
+        self.built = True
+
+    def call(self, x, training=False):
+        if not training or self.rate == 0:
+            return x
+        threshold = round(self.rate * 2**32) - 2**31
+        kept = random_bits(ops.shape(x), self.seed_generator.next()) >= threshold
+        return ops.where(kept, x * (1 / (1 - self.rate)), 0.0)
+
+
+def random_bits(shape, seed):
+    """Uniform int32 of that shape, a function of the two numbers in `seed` alone."""
+    seed = ops.cast(seed, "int32")
+    first_key = mixed(seed[0] + mixed(seed[1]))
+    second_key = mixed(seed[1] + mixed(seed[0] + GOLDEN_RATIO))
+    elements = ops.reshape(ops.arange(math.prod(shape), dtype="int32"), shape)
+    return mixed(elements + first_key, second_key)
+
+
+def mixed(x, key=0):
+    """A bijection of the 32-bit integers that spreads each bit over all (constants by C. Wellons), altered by `key`."""
+    x = ops.bitwise_xor(x, shifted(x, 16)) * 0x7FEB352D
+    x = ops.bitwise_xor(ops.bitwise_xor(x, key), shifted(x, 15)) * (0x846CA68B - 2**32)
+    return ops.bitwise_xor(x, shifted(x, 16))
+
+
+def shifted(x, bits):
+    """x >> bits, the sign bit taken for a digit."""
+    return ops.bitwise_and(ops.right_shift(x, bits), 2 ** (32 - bits) - 1)

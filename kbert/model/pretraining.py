@@ -1,0 +1,86 @@
+"""Pre-training: the masked-LM and next-sentence heads on a Bert, their losses and accuracies (section 3.1)."""
+
+import keras
+from keras import ops
+
+from kbert.config import BertConfig
+from kbert.model import Model, cross_entropy
+from kbert.model.bert import ACTIVATIONS, Bert, gather_positions, new_dense, new_layer_norm
+
+
+@keras.saving.register_keras_serializable(package="kbert")
+class BertPretrainer(Model):
+    """A Bert with the two heads of pre-training.
+
+    Called with Bert's features and `masked_lm_positions` [B, P]; returns Bert's outputs and `masked_lm_logits`
+    [B, P, V] and, with `next_sentence`, `next_sentence_logits` [B, 2] (index 1 = random), both float32. Its losses
+    also need `masked_lm_ids`, `masked_lm_weights` [B, P] and `next_sentence_labels` [B].
+    Raises ValueError if `next_sentence` is asked of a config without a pooler.
+    """
+
+    def __init__(self, config: BertConfig, next_sentence: bool = True, name: str = "bert_pretrainer", **options):
+        super().__init__(name=name, **options)
+        if next_sentence and not config.pooler:
+            raise ValueError("next_sentence is True and config.pooler is False, expected a config with a pooler")
+        self.next_sentence = next_sentence
+        hidden, policy = config.hidden_size, {"dtype": self.dtype_policy}
+        with keras.name_scope(self.name, caller=self):
+            self.bert = Bert(config, **policy)
+            self.masked_lm_dense = new_dense(config, hidden, hidden, name="masked_lm_dense", **policy)
+            self.activation = ACTIVATIONS[config.hidden_act]
+            self.masked_lm_norm = new_layer_norm(config, name="masked_lm_norm", **policy)
+            self.masked_lm_bias = self.add_weight(
+                (config.vocab_size,), initializer="zeros", name="masked_lm_bias", autocast=False
+            )
+            if next_sentence:
+                self.next_sentence_dense = new_dense(config, hidden, 2, name="next_sentence_dense", **policy)
+        objectives = ("masked_lm", "next_sentence") if next_sentence else ("masked_lm",)
+        self.loss_names = tuple(f"{objective}_loss" for objective in objectives)
+        names = [f"{objective}_{kind}" for objective in objectives for kind in ("loss", "accuracy")]
+        self.means = {name: keras.metrics.Mean(name=name) for name in names}
+        self.built = True
+
+    @property
+    def config(self) -> BertConfig:
+        return self.bert.config
+
+    def call(self, features, training=False, output_all_layers=False, output_attentions=False):
+        outputs = self.bert(
+            features, training=training, output_all_layers=output_all_layers, output_attentions=output_attentions
+        )
+        vectors = gather_positions(outputs["sequence_output"], features["masked_lm_positions"])
+        outputs["masked_lm_logits"] = self.masked_lm_logits(vectors)
+        if self.next_sentence:
+            logits = self.next_sentence_dense(outputs["pooled_output"])
+            outputs["next_sentence_logits"] = ops.cast(logits, "float32")
+        return outputs
+
+    def masked_lm_logits(self, vectors):  # [B, P, H] -> [B, P, V]
+        vectors = self.masked_lm_norm(self.activation(self.masked_lm_dense(vectors)))
+        logits = ops.matmul(vectors, ops.transpose(self.bert.embeddings.token_embeddings))
+        return ops.cast(logits, "float32") + self.masked_lm_bias
+
+    def weights_of(self, features):
+        predictions = ops.sum(ops.cast(features["masked_lm_weights"], "float32"))
+        weights = {"masked_lm_loss": predictions, "masked_lm_accuracy": predictions}
+        if self.next_sentence:
+            sequences = ops.cast(ops.size(features["next_sentence_labels"]), "float32")
+            weights |= {"next_sentence_loss": sequences, "next_sentence_accuracy": sequences}
+        return weights
+
+    def sums(self, features, outputs):
+        weight = ops.cast(features["masked_lm_weights"], "float32")
+        loss, correct = cross_entropy(features["masked_lm_ids"], outputs["masked_lm_logits"])
+        totals = {"masked_lm_loss": ops.sum(loss * weight), "masked_lm_accuracy": ops.sum(correct * weight)}
+        if self.next_sentence:
+            loss, correct = cross_entropy(features["next_sentence_labels"], outputs["next_sentence_logits"])
+            totals |= {"next_sentence_loss": ops.sum(loss), "next_sentence_accuracy": ops.sum(correct)}
+        weights = self.weights_of(features)
+        return {name: (total, weights[name]) for name, total in totals.items()}
+
+    def get_config(self):
+        return {**super().get_config(), "config": self.config.to_dict(), "next_sentence": self.next_sentence}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**{**config, "config": BertConfig(**config["config"])})

@@ -1,0 +1,44 @@
+"""What a recipe tells while it works and at its end: a progress bar, a table, metrics.json."""
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+CONSOLE = Console()
+
+
+@contextlib.contextmanager
+def progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar with the time that remains; yields what is to be called with (done, total)."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=CONSOLE) as bars:
+        task = bars.add_task(title, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+def table(title: str, rows: dict[str, object], columns: tuple[str, ...] = ("", "value")) -> None:
+    """Prints names and values; a value may be a tuple, one item a column."""
+    printed = Table(*columns, title=title, title_justify="left")
+    for name, values in rows.items():
+        values = values if isinstance(values, tuple) else (values,)
+        printed.add_row(name, *(f"{value:.6g}" if isinstance(value, float) else str(value) for value in values))
+    CONSOLE.print(printed)
+
+
+def finish(title: str, output: str, metrics: dict[str, float]) -> None:
+    """Writes <output>/metrics.json, flat, and prints it. Raises ValueError for a number that JSON has not."""
+    for name, value in metrics.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name} is {value}; metrics.json holds finite numbers")
+    path = os.path.join(output, "metrics.json")
+    with open(f"{path}.tmp", "w", encoding="utf-8") as file:
+        json.dump(metrics, file, indent=1)
+        file.write("\n")
+    os.replace(f"{path}.tmp", path)
+    table(title, metrics)

@@ -1,0 +1,1 @@
+"""SavedModels that answer raw text."""

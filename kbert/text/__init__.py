@@ -1,0 +1,1 @@
+"""Strings to batches, in the graph: TensorFlow only."""

@@ -1,0 +1,39 @@
+"""What a model that reads no context reaches on the same held-out batches: the lines that training has to pass."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import tensorflow as tf
+
+from kbert.text.documents import Corpus
+from kbert.text.tokens import TextTokens
+
+
+def token_counts(corpus: Corpus, tokenizer, seed: int = 1, blocks: int = 128) -> np.ndarray:
+    """How often each piece occurs in the corpus, or in so many random blocks of it (about 100 KB each) -> int64 [V]."""
+    numbers = np.random.default_rng(seed).permutation(corpus.counts["blocks"])[:blocks]
+    tokens = TextTokens(corpus, tokenizer)
+
+    @tf.autograph.experimental.do_not_convert
+    def count(number):
+        return tf.math.bincount(tokens.blocks(number[None]).tokens, minlength=tokenizer.vocab_size, dtype=tf.int64)
+
+    counted = tf.data.Dataset.from_tensor_slices(np.sort(numbers)).map(count, num_parallel_calls=tf.data.AUTOTUNE)
+    return sum(counted.as_numpy_iterator(), np.zeros(tokenizer.vocab_size, np.int64))
+
+
+def unigram_loss(counts: np.ndarray, batches: Iterable[dict]) -> float:
+    """The masked-LM loss, in nats, of always predicting the pieces' frequencies (add-one smoothed)."""
+    negative_log = -np.log((counts + 1) / (counts.sum() + len(counts)))
+    total = weight = 0.0
+    for batch in batches:
+        weights = np.asarray(batch["masked_lm_weights"])
+        total += float((negative_log[np.asarray(batch["masked_lm_ids"])] * weights).sum())
+        weight += float(weights.sum())
+    return total / weight
+
+
+def majority_share(batches: Iterable[dict]) -> float:
+    """The next-sentence accuracy of always giving the more frequent label."""
+    labels = np.concatenate([np.asarray(batch["next_sentence_labels"]) for batch in batches])
+    return float(max(labels.mean(), 1 - labels.mean()))

@@ -1,0 +1,93 @@
+"""TFRecords of instances, as Google's create_pretraining_data.py writes them -> the batches of pretraining_data."""
+
+import hashlib
+import os
+import struct
+
+import numpy as np
+import tensorflow as tf
+
+from kbert.text.documents import expand_paths
+from kbert.text.tokens import graph_read
+from kbert.text.walk import START, Walk
+
+GROUP_RECORDS = 1 << 13
+FEATURES = (
+    ("input_ids", tf.int64),
+    ("input_mask", tf.int64),
+    ("segment_ids", tf.int64),
+    ("masked_lm_positions", tf.int64),
+    ("masked_lm_ids", tf.int64),
+    ("masked_lm_weights", tf.float32),
+    ("next_sentence_labels", tf.int64),
+)
+
+
+class Records:
+    """The records of TFRecord files, readable in any order.
+
+    Attributes: lengths, name -> S, P or 1 as found in the first record; places int64 [N, 3]: file, byte, size; digest.
+    Raises ValueError for a truncated file and for records without BERT's features.
+    """
+
+    def __init__(self, paths):
+        self.files = expand_paths(paths)
+        digest, places = hashlib.blake2b(digest_size=16), []
+        for number, path in enumerate(self.files):
+            places.append(_record_places(path, number))
+            digest.update(places[-1].tobytes())
+        self.places, self.digest = np.concatenate(places), digest.hexdigest()
+        if not len(self.places):
+            raise ValueError(f"{self.files[0]}: holds no records")
+        example = tf.train.Example.FromString(self.read(np.asarray([0]))[0])
+        found = {name: feature for name, feature in example.features.feature.items() if name in dict(FEATURES)}
+        if missing := [name for name, _ in FEATURES if name not in found]:
+            raise ValueError(
+                f"{self.files[0]}: a record without {', '.join(missing)}; expected BERT's pre-training features"
+            )
+        self.lengths = {name: len(found[name].float_list.value or found[name].int64_list.value) for name, _ in FEATURES}
+
+    def read(self, numbers: np.ndarray) -> np.ndarray:
+        """Records by number -> serialized examples."""
+        examples = []
+        for file, start, size in self.places[numbers]:
+            with open(self.files[file], "rb", buffering=0) as opened:
+                examples.append(os.pread(opened.fileno(), size, start))
+        return np.asarray(examples, object)
+
+
+def _record_places(path: str, number: int) -> np.ndarray:
+    """A record is its length (8 bytes), a check of that (4), the bytes themselves and a check of them (4)."""
+    places, start, end = [], 0, os.path.getsize(path)
+    with open(path, "rb") as file:
+        while start < end:
+            file.seek(start)
+            head = file.read(8)
+            size = struct.unpack("<Q", head)[0] if len(head) == 8 else end
+            if start + size + 16 > end:
+                raise ValueError(f"{path}: byte {start}: a record is cut off, or the file is no TFRecord file")
+            places.append((number, start + 12, size))
+            start += size + 16
+    return np.asarray(places, np.int64).reshape(-1, 3)
+
+
+def records_dataset(
+    records: Records,
+    batch_size: int,
+    *,
+    seed: int = 1,
+    epochs: int | None = None,
+    position: tuple[int, int, int] = START,
+    drop_remainder: bool = True,
+) -> tf.data.Dataset:
+    """The batches of pretraining_data from records, in a new order each epoch; the masks are the records' own."""
+    parsed = {name: tf.io.FixedLenFeature([records.lengths[name]], dtype) for name, dtype in FEATURES}
+
+    def instances(epoch, numbers, skip):
+        examples = graph_read(lambda numbers: (records.read(numbers),), [numbers[skip:]], [tf.string])[0]
+        features = tf.io.parse_example(examples, parsed)
+        features = {n: tf.cast(v, tf.int32) if v.dtype == tf.int64 else v for n, v in features.items()}
+        return features | {"next_sentence_labels": features["next_sentence_labels"][:, 0]}
+
+    walk = Walk(len(records.places), GROUP_RECORDS, seed, epochs, position)
+    return walk.batches(instances, batch_size, drop_remainder)

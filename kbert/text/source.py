@@ -1,0 +1,90 @@
+"""Where pre-training batches come from: plain text, or TFRecords of ready instances. The same questions to either."""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import tensorflow as tf
+
+from kbert.text.baselines import token_counts
+from kbert.text.documents import Corpus, expand_paths
+from kbert.text.pretraining_data import InstanceRule, corpus_dataset
+from kbert.text.records import Records, records_dataset
+from kbert.text.sentences import CorpusFormat
+from kbert.text.token_cache import CachedTokens
+from kbert.text.walk import START
+
+Progress = Callable[[int, int], None]
+
+
+def source(paths: Iterable[str], tokenizer, rule: InstanceRule, form: CorpusFormat, cache: str, progress: Progress):
+    """A TextSource or, for *.tfrecord files, a RecordSource; raises ValueError for what cannot be read."""
+    files = expand_paths(paths)
+    records = [path for path in files if path.endswith(".tfrecord")]
+    if records and len(records) < len(files):
+        other = next(path for path in files if not path.endswith(".tfrecord"))
+        raise ValueError(f"{other}: lies among TFRecords such as {records[0]}; expected one kind of file")
+    if records:
+        return RecordSource(records, tokenizer, rule)
+    return TextSource(Corpus(files, form, cache, progress), tokenizer, rule)
+
+
+class TextSource:
+    """Plain text, made into instances as it is read.
+
+    Attributes: digest, a hash of the text; facts, name -> count, to be shown. Raises ValueError as corpus_dataset does.
+    """
+
+    def __init__(self, corpus: Corpus, tokenizer, rule: InstanceRule):
+        self.corpus, self.tokenizer, self.rule, self.tokens = corpus, tokenizer, rule, None
+        self.digest, self.facts = corpus.digest, {name: count for name, count in corpus.counts.items() if count}
+        self.batches(1)
+
+    def use_token_cache(self, cache: str, progress: Progress) -> None:
+        """Reads token ids from disk from now on; they are put there first where they are missing."""
+        self.tokens = CachedTokens(self.corpus, self.tokenizer, cache, progress)
+
+    def batches(self, batch_size: int, seed: int = 1, position: tuple[int, int, int] = START) -> tf.data.Dataset:
+        """Endless batches; see pretraining_data.pretraining_dataset."""
+        options = {"seed": seed, "position": position, "tokens": self.tokens}
+        return corpus_dataset(self.corpus, self.tokenizer, self.rule, batch_size, **options)
+
+    def token_counts(self, seed: int = 1) -> np.ndarray:
+        """How often each piece occurs in a sample of the text, int64 [V]."""
+        return token_counts(self.corpus, self.tokenizer, seed)
+
+
+class RecordSource:
+    """TFRecords as Google's create_pretraining_data.py writes them.
+
+    Raises ValueError where they do not fit the flags or the vocabulary.
+    """
+
+    def __init__(self, paths: list[str], tokenizer, rule: InstanceRule):
+        self.records, self.tokenizer = Records(paths), tokenizer
+        self.digest, self.facts = self.records.digest, {"records": len(self.records.places)}
+        expected = {"input_ids": rule.sequence_length, "masked_lm_ids": rule.predictions}
+        for name, length in expected.items():
+            if self.records.lengths[name] != length:
+                raise ValueError(f"{paths[0]}: {name} has {self.records.lengths[name]} items; the flags say {length}")
+        if rule.objectives != "mlm+nsp":
+            raise ValueError(f"{paths[0]}: records hold sentence pairs and masks; expected objectives mlm+nsp")
+        for batch in self.batches(256).take(4):
+            largest = int(tf.reduce_max(batch["input_ids"]))
+            if largest >= tokenizer.vocab_size:
+                raise ValueError(
+                    f"{paths[0]}: holds the id {largest}; the vocabulary has {tokenizer.vocab_size} pieces"
+                )
+
+    def use_token_cache(self, cache: str, progress: Progress) -> None:
+        raise ValueError(f"{self.records.files[0]}: records hold token ids already; expected no token cache")
+
+    def batches(self, batch_size: int, seed: int = 1, position: tuple[int, int, int] = START) -> tf.data.Dataset:
+        """Endless batches; see pretraining_data.pretraining_dataset."""
+        return records_dataset(self.records, batch_size, seed=seed, position=position)
+
+    def token_counts(self, seed: int = 1) -> np.ndarray:
+        """How often each piece is predicted in a sample of the records, int64 [V]."""
+        counts = np.zeros(self.tokenizer.vocab_size, np.int64)
+        for batch in self.batches(256, seed).take(256).as_numpy_iterator():
+            counts += np.bincount(batch["masked_lm_ids"][batch["masked_lm_weights"] > 0], minlength=len(counts))
+        return counts

@@ -1,0 +1,53 @@
+"""The order of an epoch and the place in it, so that a run can go on where it stopped without walking there.
+
+An epoch is a seeded permutation of items (blocks of a corpus, records of a file). Consecutive items in that order
+form a group, the unit of work. A position is (epoch, group, offset): the instance of that group, in its order, that
+comes next. To go on from there one group is made again, whatever the length of the run so far.
+"""
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+import tensorflow as tf
+
+START = (0, 0, 0)
+
+
+class Walk(NamedTuple):
+    """items: how many there are; group_items: at most so many a group; epochs: None is endless; position: the start."""
+
+    items: int
+    group_items: int
+    seed: int
+    epochs: int | None
+    position: tuple[int, int, int]
+
+    def batches(self, instances: Callable, batch_size: int, drop_remainder: bool) -> tf.data.Dataset:
+        """Batches of what `instances(epoch, item numbers, instances to skip)` makes of each group: a dict of [n, ...].
+
+        Each batch also holds data_position int64 [3], where the next one begins.
+        """
+        groups = -(-self.items // self.group_items)
+        first = self.position[0] * groups + self.position[1]
+
+        @tf.autograph.experimental.do_not_convert
+        def make(number):
+            epoch, group = number // groups, number % groups
+            # Groups of equal size, so that the last one shuffles as well as the others.
+            places = tf.range(group * self.items // groups, (group + 1) * self.items // groups)
+            seed = tf.stack([tf.cast(self.seed, tf.int64), epoch])
+            numbers = tf.random.experimental.index_shuffle(places, seed, self.items - 1)
+            skip = tf.where(number == first, tf.constant(self.position[2], tf.int64), 0)
+            features = instances(epoch, numbers, skip)
+            offset = skip + 1 + tf.range(tf.shape(features["input_ids"], tf.int64)[0])
+            place = tf.stack([tf.fill(tf.shape(offset), epoch), tf.fill(tf.shape(offset), group), offset], axis=1)
+            return features | {"data_position": place}
+
+        @tf.autograph.experimental.do_not_convert
+        def last_position(batch):
+            return batch | {"data_position": batch["data_position"][-1]}
+
+        dataset = tf.data.Dataset.range(first, tf.int64.max if self.epochs is None else self.epochs * groups)
+        dataset = dataset.map(make, num_parallel_calls=min(os.cpu_count() or 1, 16), deterministic=True)
+        return dataset.rebatch(batch_size, drop_remainder=drop_remainder).map(last_position).prefetch(tf.data.AUTOTUNE)

@@ -1,0 +1,241 @@
+"""The whole state of a run in one file per checkpoint, written so that a kill at any moment loses no checkpoint.
+
+A run that is restored ends with the same weights, to the bit, as one that was never stopped (Keras's
+BackupAndRestore repeats the epoch: TRAPS 15). The state: model with the seeds of its dropout, optimizer, metrics of the
+steps since they were last logged, position in the corpus.
+"""
+
+import hashlib
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import zlib
+from pathlib import Path
+
+import keras
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from kbert.training.step import is_due
+
+
+class NonFiniteLoss(ValueError):
+    """A loss, a gradient norm or a weight became infinite or NaN."""
+
+
+class Checkpoint(keras.callbacks.Callback):
+    """Saves `<output>/checkpoints/step-<number>.safetensors` every `every` steps and at the end, and keeps a few.
+
+    Belongs last in the list of callbacks, so that what the others wrote at a step is there before its checkpoint is.
+    Ctrl-C and SIGTERM save at the end of the running step, then raise KeyboardInterrupt; a second one stops at once.
+    Raises NonFiniteLoss naming the step and the last good checkpoint, OSError naming the file that has no space.
+    """
+
+    def __init__(self, output, settings: dict, every: int = 1000, keep: int = 2):
+        super().__init__()
+        self.folder = Path(output) / "checkpoints"
+        self.settings_digest = digest(settings)
+        self.every, self.keep = every, keep
+        self.last_step = 0  # of the newest good checkpoint
+        self.restored_metrics = []
+        self.signal_received = None
+        self.former_handlers = {}
+
+    def restore(self, model) -> int:
+        """Puts the newest undamaged checkpoint into a compiled model; the number of steps done, 0 without one.
+
+        A damaged file is named on standard error and set aside. Raises ValueError if the checkpoint is another run's or
+        another model's.
+        """
+        for leftover in self.folder.glob("*.tmp"):
+            leftover.unlink()
+        for path in sorted(self.folder.glob("step-*.safetensors"), reverse=True):
+            try:
+                values, metadata = read(path)
+            except (safetensors.SafetensorError, DamagedFile) as error:
+                print(f"{path} is damaged ({error}); the checkpoint before it is used instead", file=sys.stderr)
+                path.rename(path.with_suffix(".damaged"))
+                continue
+            if metadata.get("settings") != self.settings_digest:
+                raise ValueError(f"{path} belongs to a run with other settings; give those, or another output folder")
+            variables = state(model)
+            check_shapes(path, values, variables)
+            for name, variable in variables.items():
+                variable.assign(values[name])
+            # `fit` resets the metrics when it begins.
+            self.restored_metrics = [(v, values[name]) for name, v in variables.items() if name.startswith("metrics/")]
+            self.last_step = int(metadata["step"])
+            return self.last_step
+        return 0
+
+    def save(self) -> None:
+        """Writes a checkpoint of the model's present state; at any moment the file is there whole or not at all."""
+        values = {name: np.asarray(variable.numpy(), order="C") for name, variable in state(self.model).items()}
+        for name, value in values.items():
+            if np.issubdtype(value.dtype, np.floating) and not np.isfinite(value).all():
+                raise NonFiniteLoss(f"{name} is not finite after step {self.model.steps_done}; {self.last_good()}")
+        step = self.model.steps_done
+        metadata = {"step": str(step), "settings": self.settings_digest, "checksum": str(checksum(values))}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_whole(self.path(step), safetensors.numpy.save(values, metadata))
+        self.last_step = step
+        for path in sorted(self.folder.glob("step-*.safetensors"))[: -self.keep]:
+            path.unlink()
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}.safetensors"
+
+    def last_good(self) -> str:
+        return (
+            f"the last good checkpoint is {self.path(self.last_step)}" if self.last_step else "there is no checkpoint"
+        )
+
+    def on_train_begin(self, logs=None):
+        self.signal_received = None
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.former_handlers[number] = signal.signal(number, self._note)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        for variable, value in self.restored_metrics:
+            variable.assign(value)
+        self.restored_metrics = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        for name in ("loss", "gradient_norm"):
+            if not math.isfinite(logs[name]):
+                self._restore_handlers()
+                raise NonFiniteLoss(f"{name} is {logs[name]} at step {self.model.steps_done}; {self.last_good()}")
+        if self.signal_received or is_due(self.model, self.every):
+            self._save_in_training()
+        self._stop_if_asked()
+
+    def on_train_end(self, logs=None):
+        if self.last_step != self.model.steps_done:
+            self._save_in_training()
+        self._stop_if_asked()
+        self._restore_handlers()
+
+    def _save_in_training(self):
+        try:
+            self.save()
+        except BaseException:
+            self._restore_handlers()
+            raise
+
+    def _stop_if_asked(self):
+        if self.signal_received:
+            self._restore_handlers()
+            raise KeyboardInterrupt(
+                f"stopped after step {self.last_step}, saved in {self.folder}; the same command goes on from there"
+            )
+
+    def _note(self, number, frame):
+        """Handles a signal: no exception now, as the state is whole only between two steps."""
+        self.signal_received = number
+        self._restore_handlers()
+        os.write(2, b"\nsaving after this step, then stopping; once more to stop at once without saving\n")
+
+    def _restore_handlers(self):
+        for number, handler in self.former_handlers.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+        self.former_handlers = {}
+
+
+class DamagedFile(Exception):
+    """A checkpoint whose content is not what was written."""
+
+
+def state(model) -> dict:
+    """All variables that a run's next steps depend on, by name."""
+    groups = {
+        "model": [(v.path, v) for v in model.variables],
+        # Without the optimizer's own name, in which Keras numbers the optimizers of a process.
+        "optimizer": [(v.path.partition("/")[2], v) for v in model.optimizer.variables],
+        "metrics": [(v.path, v) for v in model.metrics_variables],
+    }
+    variables = {"data_position": model.data_position}
+    for group, named in groups.items():
+        for name, variable in named:
+            if variables.setdefault(f"{group}/{name}", variable) is not variable:
+                raise ValueError(f"two variables of the {group} are called {name}, expected names of their own")
+    return variables
+
+
+def check_shapes(path, values: dict, variables: dict) -> None:
+    """Raises ValueError naming the first variable that the file and the model do not have alike."""
+    for name in sorted(values.keys() ^ variables.keys()):
+        raise ValueError(f"{path}: {name} is {'not in the model' if name in values else 'missing'}: another model's")
+    for name, variable in variables.items():
+        stored, expected = (tuple(x.shape) for x in (values[name], variable))
+        if stored != expected:
+            raise ValueError(f"{path}: {name} has the shape {list(stored)}, expected {list(expected)}: another model's")
+
+
+def read(path) -> tuple[dict, dict]:
+    """Values and metadata of a checkpoint; raises SafetensorError or DamagedFile if it is not as it was written."""
+    with safetensors.safe_open(path, framework="np") as file:
+        values = {name: file.get_tensor(name) for name in file.keys()}
+        metadata = file.metadata() or {}
+    if metadata.get("checksum") != str(checksum(values)):
+        raise DamagedFile("its checksum is not that of its content")
+    return values, metadata
+
+
+def checksum(values: dict) -> int:
+    """CRC-32 of names and bytes."""
+    result = 0
+    for name in sorted(values):
+        result = zlib.crc32(name.encode(), result)
+        result = zlib.crc32(values[name].reshape(-1).view(np.uint8), result)
+    return result
+
+
+def write_whole(path, content: bytes) -> None:
+    """Writes a file that is there whole or, if anything fails, as it was before; OSError names it."""
+    temporary = Path(f"{path}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
+
+
+def digest(settings: dict) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def check_settings(output, settings: dict) -> None:
+    """Notes a new run's settings in `<output>/run.json`; raises ValueError if other ones are there."""
+    path = Path(output) / "run.json"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(settings, indent=2).encode() + b"\n")
+        return
+    try:
+        there = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON ({error}), expected the settings of the run in this folder") from None
+    given = json.loads(json.dumps(settings))
+    differences = [
+        f"{name} is {there.get(name, 'not set')!r} there and {given.get(name, 'not set')!r} now"
+        for name in [*there, *(name for name in given if name not in there)]
+        if there.get(name, path) != given.get(name, path)
+    ]
+    if differences:
+        raise ValueError(f"{path} holds another run's settings: {'; '.join(differences)}; give another output folder")

@@ -1,0 +1,224 @@
+"""The training and evaluation step that gives the same result on one replica and on several.
+
+All in which kbert's training differs from Keras's own is here. The numbers are those of the traps it avoids: the loss
+is divided by the weights of all replicas (2), gradients are summed before they are clipped (1), each replica draws its
+own dropout masks (3), XLA compiles forward and backward inside the replica's step (4), several steps run in one call
+(5), and no batch is taken off the pipeline to build a model that is built (6, 7).
+"""
+
+import functools
+import time
+
+import keras
+import tensorflow as tf
+
+from kbert.training.optimization import global_norm
+
+SUM = tf.distribute.ReduceOp.SUM
+# Between the seeds of one generator's draws on two replicas. Seeds are Python's random integers, so that no two
+# generators are likely to be a multiple of it apart.
+SEED_STRIDE = 7_919_000_003
+
+
+class TrainingStep:
+    """Mixed in before keras.Model under the TensorFlow backend; `compile`, `fit` and `evaluate` are used as ever.
+
+    The model has `loss_names`, `means`, `weights_of(features)` and `sums(features, outputs)`. An element of the dataset
+    is one batch, a dict of numeric features; `data_position` (int64 [3]) in it is kept in the variable of that name.
+    `means` and the metrics defined here cover the steps since the last `reset_metrics`.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.gradient_norm = keras.metrics.Mean(name="gradient_norm")  # before clipping
+        self.real_tokens = keras.metrics.Sum(name="real_tokens", dtype="float64")
+        self.token_slots = keras.metrics.Sum(name="token_slots", dtype="float64")
+        self.seconds = keras.metrics.Sum(name="seconds", dtype="float64")
+        self.seconds_waiting = keras.metrics.Sum(name="seconds_waiting", dtype="float64")
+
+    def compile(self, optimizer="rmsprop", jit_compile="auto", accumulation=1, **options):
+        """Prepares `fit` and `evaluate` and builds the optimizer, so that a checkpoint can be restored.
+
+        jit_compile True has XLA compile forward and backward; "auto" does where there is an accelerator. With
+        `accumulation` a replica takes its batch in so many parts, one after the other. Raises ValueError for a loss or
+        metrics: the model brings its own.
+        """
+        for name in ("loss", "metrics", "weighted_metrics"):
+            if options.get(name) is not None:
+                raise ValueError(f"compile: {name} is {options[name]!r}, expected none, as the model brings its own")
+        super().compile(optimizer=optimizer, jit_compile=False, **options)
+        self._loss_tracker = None
+        if jit_compile == "auto":
+            jit_compile = any(tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
+        self.compiled_by_xla, self.accumulation = bool(jit_compile), accumulation
+        with self.distribute_strategy.scope():
+            self.data_position = tf.Variable([0, 0, 0], dtype=tf.int64, trainable=False, name="data_position")
+            if not self.optimizer.built:
+                self.optimizer.build(self.trainable_variables)
+        # `apply` gets gradients that are reduced already; Keras would reduce them after clipping (TRAPS 1).
+        self.optimizer._all_reduce_sum_gradients = list
+
+    def fit(self, *args, steps_per_epoch=None, **options):
+        if steps_per_epoch and steps_per_epoch % self.steps_per_execution:
+            raise ValueError(
+                f"steps_per_epoch is {steps_per_epoch}, expected a multiple of steps_per_execution "
+                f"{self.steps_per_execution}: Keras would train beyond it"
+            )
+        return super().fit(*args, steps_per_epoch=steps_per_epoch, **options)
+
+    @property
+    def steps_done(self) -> int:
+        return int(self.optimizer.iterations.numpy())
+
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        """Nothing: Keras would start the pipeline twice and eat a batch to build what is built (TRAPS 6, 7)."""
+
+    def make_train_function(self, force=False):
+        if self.train_function is None or force:
+            gradients_of = self._graph(self._gradients, xla=self.compiled_by_xla)
+            step = self._graph(functools.partial(self._train_step, gradients_of))
+
+            def train_function(iterator):
+                begin = time.perf_counter()
+                logs, waited = run_steps(step, iterator, self.steps_per_execution)
+                # Numbers, not tensors: only when they are there has the time of the steps passed.
+                logs = {name: float(value) for name, value in logs.items()}
+                self.seconds.update_state(time.perf_counter() - begin)
+                self.seconds_waiting.update_state(waited)
+                return logs
+
+            self.train_function = train_function
+        return self.train_function
+
+    def make_test_function(self, force=False):
+        if self.test_function is None or force:
+            sums_of = self._graph(self._forward, xla=self.compiled_by_xla)
+            step = self._graph(functools.partial(self._test_step, sums_of))
+            self.test_function = lambda iterator: run_steps(step, iterator, self.steps_per_execution)[0]
+        return self.test_function
+
+    def _graph(self, function, xla=False):
+        if self.run_eagerly:
+            return function
+        return tf.function(function, autograph=False, jit_compile=xla, reduce_retracing=True)
+
+    def _train_step(self, gradients_of, data):
+        """One update by one global batch, in cross-replica context, and what there is to say of it in the metrics."""
+        features, position = unpack(data)
+        results = self._run(functools.partial(self._update, gradients_of), features)
+        self._update_means(results["sums"])
+        self.gradient_norm.update_state(results["norm"])
+        self.real_tokens.update_state(results["real_tokens"])
+        self.token_slots.update_state(results["token_slots"])
+        if position is not None:
+            self.data_position.assign(self.distribute_strategy.experimental_local_results(position)[-1])
+        return self._logs() | {"gradient_norm": self.gradient_norm.result()}
+
+    def _test_step(self, sums_of, data):
+        def score(features):
+            return tf.distribute.get_replica_context().all_reduce(SUM, sums_of(features))
+
+        self._update_means(self._run(score, unpack(data)[0]))
+        return self._logs()
+
+    def _run(self, function, features):
+        """The result of `function` in a replica, for functions whose results are the same in all."""
+        strategy = self.distribute_strategy
+        results = strategy.run(function, (features,))
+        return tf.nest.map_structure(lambda value: strategy.experimental_local_results(value)[0], results)
+
+    def _update(self, gradients_of, features):
+        """Forward, backward, reduce, clip, apply: one replica's part of an update."""
+        replica = tf.distribute.get_replica_context()
+        weights = replica.all_reduce(SUM, self.weights_of(features))
+        # The states are equal on all replicas: each draws from a seed of its own instead (TRAPS 3).
+        states = self._seed_states()
+        shift = tf.stack([SEED_STRIDE * tf.cast(replica.replica_id_in_sync_group, tf.int64), 0])
+        seeds = [state.value + tf.cast(shift, state.dtype) for state in states]
+        gradients, sums, seeds = self._accumulated(gradients_of, features, weights, seeds)
+        for state, seed in zip(states, seeds, strict=True):
+            state.assign(seed - tf.cast(shift, state.dtype))
+
+        mask = features["input_mask"]
+        tokens = [tf.reduce_sum(tf.cast(mask, tf.float32)), tf.cast(tf.size(mask), tf.float32)]
+        gradients = replica.all_reduce(SUM, gradients)
+        sums, tokens = replica.all_reduce(SUM, (sums, tokens))
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"sums": sums, "norm": global_norm(gradients), "real_tokens": tokens[0], "token_slots": tokens[1]}
+
+    def _accumulated(self, gradients_of, features, weights, seeds):
+        """`gradients_of` the batch, or its sum over parts of the batch, of which one at a time is in memory."""
+        if self.accumulation == 1:
+            return gradients_of(features, weights, seeds)
+        rows = features["input_ids"].shape[0]
+        if rows % self.accumulation:
+            raise ValueError(
+                f"a replica's batch has {rows} rows, expected a multiple of accumulation {self.accumulation}"
+            )
+        parts = {name: tf.reshape(value, [self.accumulation, -1, *value.shape[1:]]) for name, value in features.items()}
+
+        def body(part, total, seeds):
+            gradients, sums, seeds = gradients_of({name: value[part] for name, value in parts.items()}, weights, seeds)
+            return part + 1, tf.nest.map_structure(tf.add, total, (gradients, sums)), seeds
+
+        nothing = [tf.zeros(v.shape, v.dtype) for v in self.trainable_variables], {name: (0.0, 0.0) for name in weights}
+        _, total, seeds = tf.while_loop(
+            lambda part, *_: part < self.accumulation, body, (0, nothing, seeds), parallel_iterations=1
+        )
+        return *total, seeds
+
+    def _gradients(self, features, weights, seeds):
+        """Gradients, sums and the seeds after it; no variable is written, which XLA refuses on replicas (TRAPS 4)."""
+        states = self._seed_states()
+        with keras.StatelessScope(state_mapping=list(zip(states, seeds, strict=True))) as scope:
+            with tf.GradientTape() as tape:
+                sums = self.sums(features, self(features, training=True))
+                # By the weights on all replicas: the gradients add up to those of the whole batch (TRAPS 2).
+                loss = sum(tf.math.divide_no_nan(sums[name][0], weights[name]) for name in self.loss_names)
+        # Dense, as a reduction of IndexedSlices is slow or fails (TRAPS 12).
+        gradients = [tf.convert_to_tensor(gradient) for gradient in tape.gradient(loss, self.trainable_variables)]
+        return gradients, sums, [scope.get_current_value(state) for state in states]
+
+    def _forward(self, features):
+        return self.sums(features, self(features, training=False))
+
+    def _seed_states(self):
+        weights = {id(weight) for weight in self.weights}
+        return [variable for variable in self.variables if id(variable) not in weights]
+
+    def _update_means(self, sums):
+        for name, (total, weight) in sums.items():
+            self.means[name].update_state(tf.math.divide_no_nan(total, weight), sample_weight=weight)
+
+    def _logs(self):
+        means = {name: mean.result() for name, mean in self.means.items()}
+        return {"loss": sum(means[name] for name in self.loss_names)} | means
+
+
+def unpack(data):
+    """A batch's features without its position in the corpus, and that position or None."""
+    features = dict(keras.utils.unpack_x_y_sample_weight(data)[0])
+    position = features.pop("data_position", None)
+    return features, position
+
+
+def run_steps(step, iterator, steps):
+    """Runs `step` on each of the next batches, at most `steps`; its last result and the seconds waited for batches.
+
+    The loop is Python's: Keras's own in the graph fails on several replicas (TRAPS 5), and under op determinism no
+    graph may read a clock. Raises StopIteration if there is no batch at all.
+    """
+    waited = 0.0
+    for number in range(steps):
+        begin = time.perf_counter()
+        batch = next(iterator, None) if number else next(iterator)
+        waited += time.perf_counter() - begin
+        if batch is None:
+            break
+        result = step(batch)
+    return result, waited
+
+
+def is_due(model, every: int) -> bool:
+    """Whether a multiple of `every` steps was reached or passed by the last call, of `steps_per_execution` steps."""
+    return model.steps_done // every > (model.steps_done - model.steps_per_execution) // every

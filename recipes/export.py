@@ -1,0 +1,74 @@
+"""Writes a model directory as a SavedModel that takes raw text, for TensorFlow Serving and for tf.saved_model.load.
+
+    python recipes/export.py --model runs/mine --name mine
+
+The export is loaded again and asked once before the recipe ends.
+"""
+
+import re
+from pathlib import Path
+
+from kbert.command_line import run
+
+EXAMPLE = "The [MASK] of the list is [MASK]."
+
+
+def main(model: str, name: str, k: int = 5, output: str = "saved_models") -> None:
+    """Writes a model directory as the next version of a SavedModel that takes raw text.
+
+    Args:
+        model: a model directory, as pretrain.py or kbert.save writes it.
+        name: the name that clients ask for; the SavedModel is OUTPUT/NAME/<version>.
+        k: how many pieces to answer for each [MASK].
+        output: the folder of all served models.
+    """
+    if not re.fullmatch(r"[\w-][\w.-]*", name):
+        raise ValueError(f"--name is {name!r}, expected letters, digits, '_', '-' and '.', no folders")
+    import kbert
+    from kbert import report
+
+    trained, tokenizer = kbert.load(model)
+    with report.CONSOLE.status("Writing the SavedModel"):
+        path = kbert.export(trained, tokenizer, Path(output) / name, k)
+    signatures, answer = ask(path, EXAMPLE)
+
+    size = sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())
+    report.table(f"{path}, {size / 1e6:.1f} MB", signatures, ("signature", "inputs", "outputs"))
+    report.table("Its answer", answer, ("", EXAMPLE))
+    print("To ask it from Python:\n")
+    print("    import tensorflow as tf, tensorflow_text")
+    print(f'    answer = tf.saved_model.load("{path}").signatures["serving_default"]')
+    print(f'    answer(text=tf.constant(["{EXAMPLE}"]))')
+
+
+def ask(path: str, text: str) -> tuple[dict, dict]:
+    """Loads a SavedModel -> its signatures (name -> inputs, outputs) and its answer to one text, to be shown."""
+    import tensorflow as tf
+
+    loaded = tf.saved_model.load(path)
+    signatures = {
+        name: (described(function.structured_input_signature[1]), described(function.structured_outputs))
+        for name, function in loaded.signatures.items()
+    }
+    answer = loaded.signatures["serving_default"](text=tf.constant([text]))
+    probabilities = answer["probabilities"].numpy()[0]
+    if "label" in answer:
+        return signatures, {"label": answer["label"].numpy()[0].decode(), "probability": float(probabilities.max())}
+    shown = {}
+    for place, pieces in enumerate(answer["pieces"].numpy()[0]):
+        guesses = zip(pieces, probabilities[place], strict=True)
+        shown[f"[MASK] {place + 1}"] = ", ".join(f"{piece.decode()} {share:.1%}" for piece, share in guesses)
+    return signatures, shown
+
+
+def described(tensors: dict) -> str:
+    """`name type [shape]` of each tensor, a line each."""
+    lines = []
+    for name, tensor in sorted(tensors.items()):
+        shape = ", ".join("?" if size is None else str(size) for size in tensor.shape)
+        lines.append(f"{name} {tensor.dtype.name} [{shape}]".replace("[", r"\["))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    run(main)

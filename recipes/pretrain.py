@@ -1,0 +1,264 @@
+"""Pre-trains a BERT on plain text with the masked LM and next sentence prediction (paper, sections 3.1 and A.2)."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from kbert.command_line import run as start
+
+# Peak learning rates of BertAdam at batch 256; Base and Large are the paper's.
+PEAKS = {"tiny": 1e-3, "mini": 5e-4, "small": 4e-4, "medium": 2e-4, "base": 1e-4, "large": 1e-4}
+
+
+@dataclass(frozen=True)
+class TextFormat:
+    """How the corpus is read.
+
+    Args:
+        documents: where a document ends: at each blank line and at the end of a file, or at the end of a file only.
+        sentences: split lines (paragraphs) at the ends of sentences, or take each line as one sentence.
+        bad_text: refuse a file that is binary or not UTF-8, or skip such files and bytes, with a count.
+        lower_case: lower-case and strip accents, as the uncased models do.
+    """
+
+    documents: Literal["blank-line", "file"] = "blank-line"
+    sentences: Literal["split", "line"] = "split"
+    bad_text: Literal["refuse", "skip"] = "refuse"
+    lower_case: bool = True
+
+
+@dataclass(frozen=True)
+class MaskingRule:
+    """Which tokens are predicted.
+
+    Args:
+        rate: share of the tokens, [CLS] and [SEP] counted.
+        mask: share of these that becomes [MASK].
+        random: share of these that becomes a random token; the rest stays as it is.
+        whole_words: hide all pieces of a word together.
+        max_predictions: predictions per sequence; by default what a full sequence needs (20 at 128, 77 at 512).
+        short_sequences: share of documents with a shorter target length.
+    """
+
+    rate: float = 0.15
+    mask: float = 0.8
+    random: float = 0.1
+    whole_words: bool = False
+    max_predictions: int | None = None
+    short_sequences: float = 0.1
+
+
+@dataclass(frozen=True)
+class OptimizerRule:
+    """How the weights move.
+
+    Args:
+        name: BERT's Adam, or LAMB.
+        learning_rate: the peak; by default the size's own.
+        warmup_steps: by default 1% of the steps.
+        weight_decay: decoupled, not on biases and LayerNorm.
+        clip_norm: limit of the gradients' global norm.
+        bias_correction: correct Adam's moments for their start at zero, which the release does not.
+        dropout: of hidden vectors and of attention probabilities.
+        accumulation: parts that each batch is taken in, one after the other, where memory is short; the result is the
+            same.
+    """
+
+    name: Literal["adam", "lamb"] = "adam"
+    learning_rate: float | None = None
+    warmup_steps: int | None = None
+    weight_decay: float = 0.01
+    clip_norm: float = 1.0
+    bias_correction: bool = False
+    dropout: float = 0.1
+    accumulation: int = 1
+
+
+@dataclass(frozen=True)
+class RunRule:
+    """What happens around the training; none of it changes the weights.
+
+    Args:
+        log_every: steps from one point of the training curves to the next.
+        evaluate_every: steps from one evaluation to the next; by default a twentieth of the steps.
+        evaluation_instances: held-out instances each time.
+        final_evaluation_instances: held-out instances at the end.
+        checkpoint_every: steps from one checkpoint to the next; by default a twentieth of the steps.
+        keep: checkpoints to keep.
+        cache: folder for the index of the corpus; by default <output>/cache.
+        token_cache: keep token ids on disk, so that later epochs need not tokenize.
+        xla: compile forward and backward with XLA; by default where it pays.
+    """
+
+    log_every: int = 50
+    evaluate_every: int | None = None
+    evaluation_instances: int = 2048
+    final_evaluation_instances: int = 8192
+    checkpoint_every: int | None = None
+    keep: int = 2
+    cache: str | None = None
+    token_cache: bool = False
+    xla: bool | None = None
+
+
+def main(
+    corpus: list[str],
+    held_out: list[str],
+    vocabulary: str,
+    output: str,
+    steps: int,
+    size: Literal["tiny", "mini", "small", "medium", "base", "large"] = "tiny",
+    sequence_length: int = 128,
+    batch_size: int = 256,
+    objectives: Literal["mlm+nsp", "mlm", "left-to-right"] = "mlm+nsp",
+    strategy: str = "one",
+    seed: int = 1,
+    text: TextFormat = TextFormat(),
+    masking: MaskingRule = MaskingRule(),
+    optimizer: OptimizerRule = OptimizerRule(),
+    run: RunRule = RunRule(),
+) -> None:
+    """Pre-trains a BERT on plain text.
+
+    Run the same command again to go on where a run stopped; watch it with `tensorboard --logdir OUTPUT/logs`. The
+    model directory is OUTPUT itself, the numbers are in OUTPUT/metrics.json.
+
+    Args:
+        corpus: text files (also .gz), folders and globs; or TFRecords of create_pretraining_data.py (*.tfrecord).
+        held_out: the same, for evaluation only.
+        vocabulary: vocab.txt, from learn_vocabulary.py or any BERT.
+        output: folder of the run.
+        steps: updates of the weights.
+        size: tiny (2 layers of 128) to large (24 of 1,024).
+        sequence_length: tokens per sequence, 8 to 512.
+        batch_size: sequences per update, over all replicas.
+        objectives: masked LM with or without next sentence prediction; left-to-right is the causal ablation.
+        strategy: one replica.
+        seed: of every random choice.
+        text: how the corpus is read.
+        masking: which tokens are predicted.
+        optimizer: how the weights move.
+        run: what happens around the training.
+    """
+    check_flags(strategy, steps, batch_size, optimizer.accumulation)
+    # Not at the top, so that --help answers at once.
+    import keras
+
+    import kbert
+    from kbert import report
+    from kbert.text.baselines import majority_share, unigram_loss
+    from kbert.text.masking import Masking
+    from kbert.text.pretraining_data import InstanceRule
+    from kbert.text.sentences import CorpusFormat
+    from kbert.text.source import source
+    from kbert.training.checkpointing import Checkpoint, check_settings
+    from kbert.training.monitoring import Evaluate, EventFiles, Monitor, Panels
+
+    # Read: everything that can be refused is looked at before long work begins.
+    tokenizer = kbert.WordPiece(vocabulary, lower_case=text.lower_case)
+    rule = InstanceRule(
+        sequence_length,
+        masking.max_predictions,
+        objectives,
+        masking.short_sequences,
+        Masking(masking.rate, masking.mask, masking.random, masking.whole_words),
+    )
+    config = kbert.BertConfig.from_size(
+        size,
+        vocab_size=tokenizer.vocab_size,
+        causal=objectives == "left-to-right",
+        hidden_dropout_prob=optimizer.dropout,
+        attention_probs_dropout_prob=optimizer.dropout,
+    )
+    if rule.share_lost:
+        print(f"warning: {rule.predictions} predictions a sequence cut off {rule.share_lost:.0%} of a full one's")
+    cache = run.cache or str(Path(output) / "cache")
+    form = CorpusFormat(text.documents, text.sentences, text.bad_text)
+    with report.progress("Looking through the text") as progress:
+        train = source(corpus, tokenizer, rule, form, cache, progress)
+        held = source(held_out, tokenizer, rule, form, cache, progress)
+    settings = {
+        "vocabulary": tokenizer.digest,
+        "corpus": train.digest,
+        "held_out": held.digest,
+        "size": size,
+        "steps": steps,
+        "batch_size": batch_size,
+        "seed": seed,
+        **asdict(rule),
+        **{f"optimizer.{name}": value for name, value in asdict(optimizer).items()},
+    }
+    check_settings(output, settings)
+    if run.token_cache:
+        with report.progress("Tokenizing") as progress:
+            train.use_token_cache(cache, progress)
+
+    def held_out_batches(instances):
+        return held.batches(batch_size, seed).take(-(-instances // batch_size))
+
+    baselines = {"masked_lm_loss": unigram_loss(train.token_counts(), held_out_batches(run.evaluation_instances))}
+    if rule.next_sentence:
+        baselines["next_sentence_accuracy"] = majority_share(held_out_batches(run.evaluation_instances))
+
+    # Build and compile.
+    keras.utils.set_random_seed(seed)
+    model = kbert.BertPretrainer(config, next_sentence=rule.next_sentence)
+    xla = "auto" if run.xla is None else run.xla
+    model.compile(new_optimizer(optimizer, size, steps), jit_compile=xla, accumulation=optimizer.accumulation)
+    checkpoint = Checkpoint(output, settings, every=run.checkpoint_every or max(1, steps // 20), keep=run.keep)
+    done = checkpoint.restore(model)
+    facts = {f"{name} in the corpus": count for name, count in train.facts.items()}
+    facts |= {"parameters": model.count_params(), "steps done": done, "steps": steps}
+    facts |= {"unigram loss to beat": baselines["masked_lm_loss"], "watch": f"tensorboard --logdir {output}/logs"}
+    report.table("Pre-training", facts)
+
+    # Fit.
+    every = run.evaluate_every or max(1, steps // 20)
+    events = EventFiles(Path(output) / "logs", checkpoint)
+    evaluate = Evaluate(
+        held_out_batches(run.evaluation_instances), events, every, baselines, show=lambda line: print(f"\n{line}")
+    )
+    panels = Panels(next(iter(held_out_batches(1))), tokenizer.vocabulary, events, every)
+    if done < steps:
+        position = tuple(int(part) for part in model.data_position.numpy())
+        model.fit(
+            train.batches(batch_size, seed, position),
+            steps_per_epoch=steps - done,
+            shuffle=False,  # the batches are in their order; Keras warns otherwise
+            callbacks=[Monitor(events, settings, run.log_every), evaluate, panels, checkpoint],
+        )
+
+    # Evaluate and save.
+    kbert.save(model, tokenizer, output)
+    final_steps = -(-run.final_evaluation_instances // batch_size)
+    final = model.evaluate(held.batches(batch_size, seed), steps=final_steps, return_dict=True, verbose=0)
+    metrics = {f"held_out_{name}": float(value) for name, value in final.items()}
+    metrics |= {f"baseline_{name}": value for name, value in baselines.items()}
+    report.finish("Held out", output, {"steps": steps, "parameters": model.count_params(), **metrics})
+
+
+def check_flags(strategy: str, steps: int, batch_size: int, accumulation: int) -> None:
+    """Raises ValueError for flags that do not go together."""
+    if strategy != "one":
+        raise ValueError(f"--strategy {strategy}: expected one")
+    if steps < 1:
+        raise ValueError(f"--steps {steps}: expected at least 1")
+    if batch_size < 1 or accumulation < 1 or batch_size % accumulation:
+        raise ValueError(
+            f"--batch-size {batch_size}: 1 replica x --optimizer.accumulation {accumulation} does not divide it"
+        )
+
+
+def new_optimizer(rule: OptimizerRule, size: str, steps: int):
+    from kbert.training.optimization import LAMB, BertAdam, WarmupLinearDecay
+
+    warmup = rule.warmup_steps if rule.warmup_steps is not None else steps // 100
+    schedule = WarmupLinearDecay(rule.learning_rate or PEAKS[size], steps, warmup)
+    kind = BertAdam if rule.name == "adam" else LAMB
+    return kind(
+        schedule, weight_decay=rule.weight_decay, clip_norm=rule.clip_norm, bias_correction=rule.bias_correction
+    )
+
+
+if __name__ == "__main__":
+    start(main)

@@ -1,0 +1,148 @@
+"""The whole journey in minutes: text that is on this machine, a vocabulary, a BERT, a task, a SavedModel, answers."""
+
+import csv
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from kbert.command_line import run
+
+RECIPES = Path(__file__).parent
+# Small enough for two cores and a few minutes; every one of these is a flag of the recipe that is called.
+VOCABULARY_SIZE = 8192
+PRETRAINING = {
+    "size": "tiny",
+    "sequence-length": 128,
+    "batch-size": 32,
+    "steps": 1400,
+    "optimizer.learning-rate": 0.002,
+    "run.log-every": 50,
+    "run.evaluate-every": 350,
+    "run.evaluation-instances": 1024,
+    "run.final-evaluation-instances": 4096,
+    "run.xla": True,
+}
+FINE_TUNING = {"sequence_length": 128, "batch_size": 32, "steps": 400, "peak": 3e-4}
+BLANKS = (
+    "The function returns a [MASK] of integers.",
+    "If the file does not [MASK], an error is raised.",
+    "The default value is [MASK].",
+)
+
+
+def main(
+    output: str = "runs/quickstart",
+    name: str = "quickstart",
+    steps: int = PRETRAINING["steps"],
+    fine_tuning_steps: int = FINE_TUNING["steps"],
+    seed: int = 1,
+) -> None:
+    """The whole journey in minutes, on the documentation that the installed Python packages carry.
+
+    A vocabulary is learned, a small BERT pre-trained, then fine-tuned to say which library a paragraph is from, and
+    the same model from scratch beside it; the pre-trained model is exported and fills in blanks. The recipes called on
+    the way are printed, so that they can be called on other text. Run again, it goes on where it stopped.
+
+    Args:
+        output: folder of everything that is made.
+        name: of the SavedModel, under saved_models.
+        steps: of pre-training.
+        fine_tuning_steps: of each of the two fine-tunings.
+        seed: of every random choice.
+    """
+    from kbert import report
+    from kbert.text import embedded_corpus
+
+    begin, folder = time.perf_counter(), Path(output)
+    corpus, model = folder / "corpus", folder / "model"
+    if not (folder / "classification" / "test.tsv").exists():
+        with report.progress("Reading documentation strings") as progress:
+            summary = embedded_corpus.write(folder, progress=progress)
+        report.table("Corpus", {**vars(summary), "labels": ", ".join(summary.labels)})
+
+    if not (folder / "vocab.txt").exists():
+        call("learn_vocabulary", {"corpus": corpus / "train", "size": VOCABULARY_SIZE, "output": folder / "vocab.txt"})
+    paths = {"corpus": corpus / "train", "held-out": corpus / "held_out", "vocabulary": folder / "vocab.txt"}
+    call("pretrain", {**paths, **PRETRAINING, "steps": steps, "output": model, "seed": seed})
+
+    starts = ("pre-trained", "from scratch")
+    scores = {start: fine_tune(folder, model, start, fine_tuning_steps, seed) for start in starts}
+    call("export", {"model": model, "name": name})
+    answers = fill_blanks(model)
+
+    import json
+
+    numbers = json.loads((model / "metrics.json").read_text(encoding="utf-8"))
+    numbers |= {f"accuracy, {start}": score for start, score in scores.items()}
+    numbers |= {"accuracy, one class for all": 1 / embedded_corpus.CLASSES, "seconds": time.perf_counter() - begin}
+    for text, answer in answers.items():
+        report.table(text, answer, ("piece", "probability"))
+    report.finish("Quickstart", output, numbers)
+    print(f"Watch the training: {Path(sys.executable).parent / 'tensorboard'} --logdir {model / 'logs'}")
+
+
+def call(recipe: str, flags: dict) -> None:
+    """Runs a recipe as a user would, and shows the command; its failure is this one's."""
+    words = [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
+    command = [sys.executable, str(RECIPES / f"{recipe}.py"), *words]
+    print("\n$", " ".join(["python", f"recipes/{recipe}.py", *words]), flush=True)
+    status = subprocess.run(command).returncode
+    if status:
+        sys.exit(status)
+
+
+def fine_tune(folder: Path, directory: Path, start: str, steps: int, seed: int) -> float:
+    """Trains a classifier from the pre-trained weights or from scratch, the same steps -> accuracy on the test set."""
+    import keras
+
+    import kbert
+    from kbert.training.optimization import BertAdam, WarmupLinearDecay
+
+    pretrained, tokenizer = kbert.load(directory)
+    labels, train = read_examples(folder / "classification" / "train.tsv")
+    _, test = read_examples(folder / "classification" / "test.tsv", labels)
+    keras.utils.set_random_seed(seed)
+    bert = pretrained.bert if start == "pre-trained" else kbert.Bert(pretrained.config)
+    classifier = kbert.BertClassifier(bert, num_labels=len(labels))
+    classifier.compile(BertAdam(WarmupLinearDecay(FINE_TUNING["peak"], steps, steps // 10)))
+    print(f"\nFine-tuning, {start}: {len(train)} paragraphs of {len(labels)} libraries")
+    batches = batches_of(train, tokenizer).shuffle(len(train), seed=seed).repeat().batch(FINE_TUNING["batch_size"])
+    classifier.fit(batches, steps_per_epoch=steps, shuffle=False)
+    return classifier.evaluate(batches_of(test, tokenizer).batch(64), verbose=0, return_dict=True)["accuracy"]
+
+
+def read_examples(path: Path, labels: list[str] | None = None) -> tuple[list[str], list[tuple[str, int]]]:
+    """(text, label id) of each line, and the names of the labels."""
+    with open(path, encoding="utf-8", newline="") as file:
+        rows = [(row["text"], row["label"]) for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)]
+    labels = labels or sorted({label for _, label in rows})
+    return labels, [(text, labels.index(label)) for text, label in rows]
+
+
+def batches_of(examples: list[tuple[str, int]], tokenizer):
+    """A dataset with one example an element."""
+    import tensorflow as tf
+
+    from kbert.text.packing import pack, special_ids
+
+    texts, label_ids = zip(*examples, strict=True)
+    features = pack(tokenizer(list(texts)), None, FINE_TUNING["sequence_length"], special_ids(tokenizer))
+    return tf.data.Dataset.from_tensor_slices({**features, "label_ids": list(label_ids)})
+
+
+def fill_blanks(directory: Path) -> dict[str, dict[str, float]]:
+    """What the pre-trained model puts in the blanks, likeliest first."""
+    import kbert
+    from kbert.serving.export import FillBlanks
+
+    answers = FillBlanks(*kbert.load(directory))(list(BLANKS))
+    pieces, probabilities = answers["pieces"].numpy()[:, 0], answers["probabilities"].numpy()[:, 0]
+    return {
+        text: {piece.decode(): float(p) for piece, p in zip(*row, strict=True)}
+        for text, *row in zip(BLANKS, pieces, probabilities, strict=True)
+    }
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,308 @@
+"""What a SavedModel answers: the same as in Python, in a process that knows nothing of kbert."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
+
+from kbert.config import BertConfig
+from kbert.model.bert import Bert
+from kbert.model.fine_tuning import BertClassifier
+from kbert.model.pretraining import BertPretrainer
+from kbert.model_directory import save
+from kbert.serving.export import Classify, FillBlanks, NextSentence, export, next_version
+from kbert.text.wordpiece import WordPiece
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letter}" for letter in LETTERS), *".,[]"]
+POSITIONS = 24
+TEXTS = ["ab [MASK] cd [MASK].", "no blank", "", "[MASK]", "[MASK][MASK]x[MASK]", "a " * 30 + "[MASK]", "é \xff [mask]"]
+
+
+def make_config(**changes):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    sizes |= {"vocab_size": len(VOCABULARY), "max_position_embeddings": POSITIONS, "initializer_range": 0.3}
+    return BertConfig(**{**sizes, **changes})
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return WordPiece(VOCABULARY)
+
+
+@pytest.fixture(scope="module")
+def model():
+    keras.utils.set_random_seed(1)
+    model = BertPretrainer(make_config())
+    model.compile(optimizer=keras.optimizers.Adam())
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    keras.utils.set_random_seed(2)
+    classifier = BertClassifier(Bert(make_config()), num_labels=3)
+    classifier.labels = ["red", "green", "blue"]
+    return classifier
+
+
+@pytest.fixture(scope="module")
+def fill(model, tokenizer):
+    return FillBlanks(model, tokenizer, k=3)
+
+
+@pytest.fixture(scope="module")
+def next_sentence(model, tokenizer):
+    return NextSentence(model, tokenizer)
+
+
+@pytest.fixture(scope="module")
+def classify(classifier, tokenizer):
+    return Classify(classifier, tokenizer, classifier.labels)
+
+
+@pytest.fixture(scope="module")
+def exported(model, classifier, tokenizer, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("saved_models")
+    return {
+        "pretrainer": export(model, tokenizer, directory / "pretrainer", k=3),
+        "classifier": export(classifier, tokenizer, directory / "classifier"),
+    }
+
+
+SERVER = """
+import json, sys
+paths, questions = json.loads(sys.stdin.read())
+import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
+from tensorflow.core.protobuf import saved_model_pb2
+
+def operations(path):
+    proto = saved_model_pb2.SavedModel()
+    proto.ParseFromString(open(path + "/saved_model.pb", "rb").read())
+    graph = proto.meta_graphs[0].graph_def
+    functions = [node for function in graph.library.function for node in function.node_def]
+    return {node.op for node in [*graph.node, *functions]} - {f.signature.name for f in graph.library.function}
+
+other = sorted({op for path in paths.values() for op in operations(path) if op_def_registry.get(op) is None})
+import tensorflow_text
+loaded = {name: tf.saved_model.load(path) for name, path in paths.items()}
+answers = []
+for name, signature, inputs in questions:
+    answer = loaded[name].signatures[signature](**{k: tf.constant(v) for k, v in inputs.items()})
+    answers.append({k: v.numpy().astype("U" if v.dtype == tf.string else v.numpy().dtype).tolist()
+                    for k, v in answer.items()})
+print(json.dumps({"answers": answers, "other operations": other, "kbert": "kbert" in sys.modules}))
+"""
+
+
+@pytest.fixture(scope="module")
+def served(exported, tmp_path_factory):
+    """What a new process that imports only tensorflow and tensorflow_text says of the exports."""
+    pair = {"text_a": ["ab c", "x"], "text_b": ["d", "y z " * 20]}
+    ids = {"input_ids": [[2, 5, 4, 3]], "input_mask": [[1] * 4], "segment_ids": [[0] * 4]}
+    questions = [
+        ("pretrainer", "serving_default", {"text": TEXTS}),
+        ("pretrainer", "ids", {**ids, "masked_lm_positions": [[2]]}),
+        ("pretrainer", "next_sentence", pair),
+        ("classifier", "serving_default", {"text": TEXTS}),
+        ("classifier", "pairs", pair),
+        ("classifier", "ids", ids),
+    ]
+    command = [sys.executable, "-c", SERVER]
+    folder = tmp_path_factory.mktemp("elsewhere")
+    run = subprocess.run(command, input=json.dumps([exported, questions]), capture_output=True, text=True, cwd=folder)
+    assert run.returncode == 0, run.stderr
+    report = json.loads(run.stdout)
+    named = {(name, signature): (inputs, report["answers"][n]) for n, (name, signature, inputs) in enumerate(questions)}
+    return report, named
+
+
+def assert_equal(answer, expected):
+    assert sorted(answer) == sorted(expected)
+    for name, value in expected.items():
+        value = value.numpy()
+        if value.dtype.kind == "f":
+            np.testing.assert_allclose(answer[name], value, atol=1e-5)
+        else:
+            assert np.array_equal(answer[name], value.astype("U") if value.dtype.kind == "O" else value)
+
+
+def test_a_new_process_answers_as_python_does(served, fill, next_sentence, classify):
+    report, questions = served
+    assert report["kbert"] is False
+    in_python = {
+        ("pretrainer", "serving_default"): fill,
+        ("pretrainer", "ids"): fill.from_ids,
+        ("pretrainer", "next_sentence"): next_sentence,
+        ("classifier", "serving_default"): classify,
+        ("classifier", "pairs"): classify,
+        ("classifier", "ids"): classify.from_ids,
+    }
+    assert questions.keys() == in_python.keys()
+    for name, (inputs, answer) in questions.items():
+        assert_equal(answer, in_python[name](*(tf.constant(value) for value in inputs.values())))
+
+
+def test_an_export_needs_the_operations_of_tensorflow_and_wordpiece_alone(served):
+    # Both are in what TensorFlow Serving links beside TensorFlow's own operations (TRAPS 21).
+    assert served[0]["other operations"] == ["FastWordpieceTokenizeWithOffsets", "NormalizeUTF8"]
+
+
+def test_no_function_of_an_export_is_forced_through_xla(exported):
+    for path in exported.values():
+        proto = saved_model_pb2.SavedModel()
+        with open(f"{path}/saved_model.pb", "rb") as file:
+            proto.ParseFromString(file.read())
+        functions = proto.meta_graphs[0].graph_def.library.function
+        assert functions and not any(function.attr["_XlaMustCompile"].b for function in functions)
+
+
+def test_an_export_holds_the_weights_and_no_optimizer(exported, model):
+    saved = dict(tf.train.list_variables(f"{exported['pretrainer']}/variables/variables"))
+    sizes = sorted(int(np.prod(shape)) for name, shape in saved.items() if "/.ATTRIBUTES/VARIABLE_VALUE" in name)
+    assert sizes == sorted(int(np.prod(weight.shape)) for weight in model.trainable_variables)
+
+
+def test_signatures_have_the_names_a_client_writes(exported):
+    loaded = {name: tf.saved_model.load(path) for name, path in exported.items()}
+    names = {
+        (model, signature): (set(function.structured_input_signature[1]), set(function.structured_outputs))
+        for model, module in loaded.items()
+        for signature, function in module.signatures.items()
+    }
+    ids = {"input_ids", "input_mask", "segment_ids"}
+    assert names == {
+        ("pretrainer", "serving_default"): ({"text"}, {"pieces", "probabilities", "ids"}),
+        ("pretrainer", "ids"): (ids | {"masked_lm_positions"}, {"probabilities", "ids"}),
+        ("pretrainer", "next_sentence"): ({"text_a", "text_b"}, {"probabilities"}),
+        ("classifier", "serving_default"): ({"text"}, {"probabilities", "label"}),
+        ("classifier", "pairs"): ({"text_a", "text_b"}, {"probabilities", "label"}),
+        ("classifier", "ids"): (ids, {"probabilities", "label"}),
+    }
+
+
+def features_of(tokenizer, *sequences):
+    """One row without padding, packed in plain Python."""
+    ids, segments = [tokenizer.cls_id], [0]
+    for number, sequence in enumerate(sequences):
+        ids += [*sequence, tokenizer.sep_id]
+        segments += [number] * (len(sequence) + 1)
+    row = {"input_ids": ids, "input_mask": [1] * len(ids), "segment_ids": segments}
+    positions = [place for place, number in enumerate(ids) if number == tokenizer.mask_id]
+    return {name: np.array([value], "int32") for name, value in {**row, "masked_lm_positions": positions}.items()}
+
+
+def test_each_mask_gets_the_models_best_pieces_at_its_own_place(model, tokenizer, fill):
+    a, b, c, d, dot, mask = (VOCABULARY.index(piece) for piece in ("a", "##b", "c", "##d", ".", "[MASK]"))
+    logits = model(features_of(tokenizer, [a, b, mask, c, d, mask, dot]))["masked_lm_logits"]
+    probabilities = keras.ops.convert_to_numpy(keras.ops.softmax(logits))[0]
+    answer = fill([TEXTS[0]])
+    for place in (0, 1):
+        best = np.argsort(-probabilities[place])[:3]
+        assert answer["ids"][0, place].numpy().tolist() == best.tolist()
+        assert [piece.decode() for piece in answer["pieces"][0, place].numpy()] == [VOCABULARY[i] for i in best]
+        np.testing.assert_allclose(answer["probabilities"][0, place], probabilities[place, best], atol=1e-5)
+    assert not np.array_equal(answer["ids"][0, 0], answer["ids"][0, 1])
+
+
+def test_an_answer_does_not_depend_on_the_texts_beside_it(fill):
+    together = fill(TEXTS)["probabilities"].numpy()
+    for text, row in zip(TEXTS, together, strict=True):
+        alone = fill([text])["probabilities"].numpy()[0]
+        np.testing.assert_allclose(row[: len(alone)], alone, atol=1e-5)
+        assert np.all(row[len(alone) :] == 0)
+
+
+def test_a_mask_beyond_the_models_positions_is_empty_and_not_another_masks_answer(fill):
+    fit = POSITIONS - 2
+    texts = ["a " * (fit - 1) + "[MASK] [MASK]", "a " * fit + "[MASK] [MASK]", "[MASK] [MASK]"]
+    answer = {name: value.numpy() for name, value in fill(texts).items()}
+    answered = [[True, False], [False, False], [True, True]]
+    assert (answer["probabilities"][:, :, 0] > 0).tolist() == answered
+    assert (answer["ids"][:, :, 0] >= 0).tolist() == answered
+    assert (answer["pieces"][:, :, 0] != b"").tolist() == answered
+    assert np.all(answer["ids"][0, 1] == -1) and np.all(answer["probabilities"][0, 1] == 0)
+
+
+@pytest.mark.parametrize(("texts", "shape"), [([], (0, 0, 3)), (["no blank"], (1, 0, 3)), ([""], (1, 0, 3))])
+def test_texts_without_a_blank_get_no_answers(fill, texts, shape):
+    answer = fill(texts)
+    assert {tuple(value.shape) for value in answer.values()} == {shape}
+
+
+def test_next_sentence_is_the_softmax_of_the_models_head(model, tokenizer, next_sentence):
+    a, b = VOCABULARY.index("a"), VOCABULARY.index("b")
+    logits = model(features_of(tokenizer, [a] * 3, [b] * 3))["next_sentence_logits"]
+    probabilities = next_sentence(["a a a"], ["b b b"])["probabilities"].numpy()
+    np.testing.assert_allclose(probabilities, keras.ops.softmax(logits), atol=1e-5)
+    long = next_sentence(["a " * 50], ["b " * 50])["probabilities"].numpy()
+    packed = features_of(tokenizer, [a] * 11, [b] * 10)  # 21 of 24 positions are for text, the first has the odd one
+    np.testing.assert_allclose(long, keras.ops.softmax(model(packed)["next_sentence_logits"]), atol=1e-5)
+
+
+def test_a_classifier_names_the_likeliest_label(classifier, classify, tokenizer):
+    answer = classify(["a", "b c d", "x y z ."])
+    logits = classifier(features_of(tokenizer, [VOCABULARY.index("a")]))["logits"]
+    np.testing.assert_allclose(answer["probabilities"][:1], keras.ops.softmax(logits), atol=1e-5)
+    best = answer["probabilities"].numpy().argmax(axis=1)
+    assert [label.decode() for label in answer["label"].numpy()] == [["red", "green", "blue"][i] for i in best]
+    assert Classify(classifier, tokenizer).labels == ["0", "1", "2"]
+
+
+def test_the_recipe_exports_a_model_directory_and_shows_what_it_answers(model, tokenizer, tmp_path, capsys):
+    save(model, tokenizer, tmp_path / "model")
+    path = Path(__file__).parents[2] / "recipes" / "export.py"
+    specification = importlib.util.spec_from_file_location("recipe", path)
+    recipe = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(recipe)
+    recipe.main(str(tmp_path / "model"), "mine", k=2, output=str(tmp_path / "served"))
+    assert (tmp_path / "served" / "mine" / "1" / "saved_model.pb").exists()
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("serving_default", "next_sentence", "[MASK] 2", "tf.saved_model.load("))
+    with pytest.raises(ValueError, match="--name is 'a/b', expected letters"):
+        recipe.main(str(tmp_path / "model"), "a/b")
+
+
+def test_versions_count_up_and_other_names_do_not_matter(tmp_path):
+    assert next_version(tmp_path) == 1
+    for name in ("2", "10", "old", ".unfinished-3"):
+        (tmp_path / name).mkdir()
+    assert next_version(tmp_path) == 11
+
+
+def test_an_export_that_fails_leaves_nothing(classifier, tokenizer, tmp_path, monkeypatch):
+    def fail(root, path, signatures):
+        (tmp_path / "name" / path.name / "saved_model.pb").write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "name" / "1").mkdir(parents=True)
+    monkeypatch.setattr(tf.saved_model, "save", fail)
+    with pytest.raises(OSError, match="No space left"):
+        export(classifier, tokenizer, tmp_path / "name")
+    assert [entry.name for entry in (tmp_path / "name").iterdir()] == ["1"]
+
+
+def test_what_cannot_answer_is_refused(model, classifier, tokenizer, tmp_path):
+    with pytest.raises(ValueError, match="k is 0, expected 1 to 61"):
+        FillBlanks(model, tokenizer, k=0)
+    with pytest.raises(ValueError, match="losses are loss: .* masked_lm_loss"):
+        FillBlanks(classifier, tokenizer)
+    with pytest.raises(ValueError, match="masked_lm_loss: .* next_sentence_loss"):
+        NextSentence(BertPretrainer(make_config(), next_sentence=False), tokenizer)
+    with pytest.raises(ValueError, match="causal"):
+        FillBlanks(BertPretrainer(make_config(causal=True)), tokenizer)
+    with pytest.raises(ValueError, match="labels has 2 names, expected the model's 3"):
+        Classify(classifier, tokenizer, ["red", "green"])
+    with pytest.raises(ValueError, match="the vocabulary has 60 pieces, the model 61"):
+        FillBlanks(model, WordPiece(VOCABULARY[:-1]))
+    with pytest.raises(ValueError, match="model is a Sequential, expected a BertPretrainer or a BertClassifier"):
+        export(keras.Sequential(), tokenizer, tmp_path)

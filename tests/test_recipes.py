@@ -1,0 +1,145 @@
+"""Every command of the README runs, tiny, and what goes wrong ends with status 2 and one line."""
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from small_corpus import VOCABULARY, text
+
+ROOT = Path(__file__).parent.parent
+# Later flags win, so that a command of the README stays itself and becomes small.
+SMALLER = {
+    "learn_vocabulary": "--size 300",
+    "pretrain": "--size tiny --steps 4 --batch-size 8 --sequence-length 32 --run.evaluation-instances 16"
+    " --run.final-evaluation-instances 16 --run.checkpoint-every 2",
+    "export": "",
+}
+
+
+def recipe(command: str, folder: Path, **options) -> subprocess.CompletedProcess:
+    """Runs `python recipes/<name>.py ...` in a folder."""
+    words = shlex.split(command)
+    script = ROOT / words[1]
+    return subprocess.run([sys.executable, script, *words[2:]], cwd=folder, capture_output=True, text=True, **options)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A stranger's folder with books in it."""
+    folder = tmp_path_factory.mktemp("stranger")
+    for split, count in (("train", 6), ("heldout", 3)):
+        (folder / "books" / split).mkdir(parents=True)
+        for number in range(count):
+            (folder / "books" / split / f"{number}.txt").write_text(text(number + count, 3_000), encoding="utf-8")
+    (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
+    return folder
+
+
+def readme_commands() -> list[str]:
+    return re.findall(r"^python recipes/.*$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_every_command_of_the_readme_runs(folder):
+    commands = readme_commands()
+    assert len(commands) >= 3
+    for command in commands:
+        name = re.search(r"recipes/(\w+)\.py", command)[1]
+        done = recipe(f"{command} {SMALLER[name]}", folder)
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    metrics = json.loads((folder / "runs" / "books" / "metrics.json").read_text())
+    assert {"held_out_masked_lm_loss", "held_out_next_sentence_accuracy", "baseline_masked_lm_loss"} <= set(metrics)
+    assert (folder / "saved_models" / "books" / "1" / "saved_model.pb").exists()
+
+
+PRETRAIN = (
+    "python recipes/pretrain.py --corpus books/train --held-out books/heldout --vocabulary vocab.txt --output OUT"
+    f" {SMALLER['pretrain']}"
+)
+
+
+def test_a_killed_run_ends_with_the_same_weights_to_the_bit_and_each_step_logged_once(folder):
+    command = PRETRAIN + " --steps 12 --run.log-every 1"
+    assert recipe(command.replace("OUT", "whole"), folder).returncode == 0
+    words = shlex.split(command.replace("OUT", "killed"))
+    process = subprocess.Popen(
+        [sys.executable, ROOT / words[1], *words[2:]], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    while not list((folder / "killed").glob("checkpoints/step-00000004.safetensors")):
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert recipe(command.replace("OUT", "killed"), folder).returncode == 0
+    whole, killed = (
+        load_file(folder / run / "checkpoints" / "step-00000012.safetensors") for run in ("whole", "killed")
+    )
+    assert whole.keys() == killed.keys()
+    for name in whole:
+        np.testing.assert_array_equal(whole[name], killed[name], name)
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(folder):
+    words = shlex.split(PRETRAIN.replace("OUT", "stopped") + " --steps 100000 --run.checkpoint-every 100000")
+    process = subprocess.Popen(
+        [sys.executable, ROOT / words[1], *words[2:]],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    for line in process.stdout:
+        if "/100000" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert re.search(r"stopped after step \d+, saved in .*; the same command goes on from there", errors)
+    assert list((folder / "stopped" / "checkpoints").glob("step-*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("--corpus nowhere", "corpus nowhere: no such file, folder or glob match"),
+        ("--corpus empty", "corpus empty: holds no files; expected text files"),
+        ("--corpus one.txt --text.documents file", "one.txt: holds one document, so there is no other document"),
+        ("--corpus binary", "binary: byte 3: a zero byte: the file is binary"),
+        ("--corpus latin.txt", "latin.txt: byte 3: 0xe9 is not valid UTF-8"),
+        ("--vocabulary nomask.txt", r"\[MASK\]"),
+        ("--sequence-length 7", "sequence_length 7; expected 8 to 512"),
+        ("--sequence-length 513", "sequence_length 513; expected 8 to 512"),
+        ("--batch-size 8 --optimizer.accumulation 3", "accumulation 3 does not divide it"),
+        ("--strategy mirrored", "--strategy mirrored: expected one"),
+        ("--steps many", "many"),
+        ("--output other", "run.json.*another run's settings: .*seed is 9 there and 1 now"),
+        ("--output vocab.txt", "vocab.txt"),
+    ],
+)
+def test_bad_input_ends_with_status_2_and_one_line(folder, change, message):
+    (folder / "empty").mkdir(exist_ok=True)
+    (folder / "one.txt").write_text(text(1, 2_000))
+    (folder / "binary").write_bytes(b"ELF\0\1")
+    (folder / "latin.txt").write_bytes("café. Next.".encode("latin-1"))
+    (folder / "nomask.txt").write_text("\n".join(p for p in VOCABULARY if p != "[MASK]") + "\n")
+    (folder / "other").mkdir(exist_ok=True)
+    (folder / "other" / "run.json").write_text('{"seed": 9}')
+    before = sorted(path for path in folder.rglob("*") if path.is_file() and "cache" not in path.parts)
+    done = recipe(PRETRAIN.replace("OUT", "refused") + " " + change, folder)
+    assert done.returncode == 2, done.stdout + done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("pretrain.py: ") and re.search(message, lines[0]), done.stderr
+    after = sorted(path for path in folder.rglob("*") if path.is_file() and "cache" not in path.parts)
+    assert before == after, "nothing is written or overwritten"
+
+
+def test_a_small_p_is_warned_about_with_the_share_lost(folder):
+    done = recipe(PRETRAIN.replace("OUT", "cut") + " --masking.max-predictions 2 --steps 1", folder)
+    assert done.returncode == 0 and "2 predictions a sequence cut off 60% of a full one's" in done.stdout

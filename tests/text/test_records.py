@@ -1,0 +1,62 @@
+"""TFRecords written as Google's create_pretraining_data.py writes them are read, in any order and from any position."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from kbert.text.records import FEATURES, Records, records_dataset
+
+
+def write_records(path, count=40, sequence_length=16, predictions=3, leave_out=()):
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for number in range(count):
+            values = {
+                "input_ids": [number] * sequence_length,
+                "input_mask": [1] * sequence_length,
+                "segment_ids": [0] * sequence_length,
+                "masked_lm_positions": [1, 2, 0],
+                "masked_lm_ids": [number, number + 1, 0],
+                "masked_lm_weights": [1.0, 1.0, 0.0],
+                "next_sentence_labels": [number % 2],
+            }
+            feature = {
+                name: tf.train.Feature(float_list=tf.train.FloatList(value=value))
+                if name == "masked_lm_weights"
+                else tf.train.Feature(int64_list=tf.train.Int64List(value=value))
+                for name, value in values.items()
+                if name not in leave_out
+            }
+            writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+
+
+def test_records_become_batches_with_the_pipelines_names_shapes_and_types(tmp_path):
+    write_records(tmp_path / "a.tfrecord")
+    batches = list(records_dataset(Records([tmp_path]), 8, epochs=1).as_numpy_iterator())
+    assert set(batches[0]) == {name for name, _ in FEATURES} | {"data_position"}
+    assert batches[0]["input_ids"].shape == (8, 16) and batches[0]["input_ids"].dtype == np.int32
+    assert batches[0]["masked_lm_weights"].dtype == np.float32
+    seen = np.concatenate([batch["input_ids"][:, 0] for batch in batches])
+    assert sorted(seen) == list(range(40)) and list(seen) != list(range(40))
+    labels = np.concatenate([batch["next_sentence_labels"] for batch in batches])
+    np.testing.assert_array_equal(labels, seen % 2)
+
+
+def test_records_go_on_from_any_position(tmp_path, monkeypatch):
+    monkeypatch.setattr("kbert.text.records.GROUP_RECORDS", 7)
+    write_records(tmp_path / "a.tfrecord")
+    write_records(tmp_path / "b.tfrecord", 13)
+    records = Records([tmp_path])
+    whole = list(records_dataset(records, 4).take(30).as_numpy_iterator())
+    position = tuple(int(x) for x in whole[16]["data_position"])
+    rest = list(records_dataset(records, 4, position=position).take(13).as_numpy_iterator())
+    np.testing.assert_array_equal([b["input_ids"] for b in whole[17:]], [b["input_ids"] for b in rest])
+
+
+def test_truncated_and_foreign_files_are_refused(tmp_path):
+    write_records(tmp_path / "a.tfrecord")
+    (tmp_path / "b.tfrecord").write_bytes((tmp_path / "a.tfrecord").read_bytes()[:-7])
+    with pytest.raises(ValueError, match=r"b.tfrecord: byte \d+: a record is cut off"):
+        Records([tmp_path / "b.tfrecord"])
+    write_records(tmp_path / "c.tfrecord", leave_out=["segment_ids"])
+    with pytest.raises(ValueError, match="c.tfrecord: a record without segment_ids"):
+        Records([tmp_path / "c.tfrecord"])

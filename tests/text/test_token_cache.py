@@ -1,0 +1,23 @@
+"""Token ids from disk are those of the text, and are made again only when what they were made from has changed."""
+
+import numpy as np
+from small_corpus import VOCABULARY, write_corpus
+
+from kbert.text.pretraining_data import InstanceRule, corpus_dataset
+from kbert.text.token_cache import CachedTokens
+from kbert.text.wordpiece import WordPiece
+
+
+def test_batches_from_the_cache_equal_those_from_the_text(tmp_path):
+    (tmp_path / "corpus").mkdir()
+    corpus = write_corpus(tmp_path / "corpus", [300, 200_000, 5_000, 150, 700])
+    tokenizer, told = WordPiece(VOCABULARY), []
+    cached = [CachedTokens(corpus, tokenizer, tmp_path / "cache", lambda *done: told.append(done)) for _ in range(2)]
+    assert len(told) == corpus.counts["blocks"], "made once"
+    rule = InstanceRule(128, 20)
+    ways = (corpus_dataset(corpus, tokenizer, rule, 64, tokens=tokens).take(30) for tokens in (None, cached[1]))
+    for text, cache in zip(*(way.as_numpy_iterator() for way in ways), strict=True):
+        for name in text:
+            np.testing.assert_array_equal(text[name], cache[name], name)
+    CachedTokens(corpus, WordPiece(VOCABULARY, lower_case=False), tmp_path / "cache", lambda *done: told.append(done))
+    assert len(told) == 2 * corpus.counts["blocks"], "another tokenizer, other tokens"

@@ -1,0 +1,187 @@
+import errno
+import os
+import signal
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from kbert.training import checkpointing
+from kbert.training.checkpointing import Checkpoint, NonFiniteLoss, check_settings
+from tests.training.tiny_run import dataset, digest, new_model, new_optimizer, state
+
+SETTINGS = {"steps": 100, "size": "tiny"}
+
+
+@pytest.fixture(autouse=True)
+def interruptible():
+    """A test run that was started in the background ignores Ctrl-C, and so would what it tests."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
+
+
+def fit(model, steps, *callbacks, start=0):
+    model.fit(dataset(start), steps_per_epoch=steps, callbacks=list(callbacks), shuffle=False, verbose=0)
+
+
+def files(output):
+    return sorted(path.name for path in (Path(output) / "checkpoints").iterdir())
+
+
+class AtStep(keras.callbacks.Callback):
+    """Calls a function at the end of a step, before the checkpoint does what it does."""
+
+    def __init__(self, step, function):
+        super().__init__()
+        self.step, self.function = step, function
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.model.steps_done == self.step:
+            self.function()
+
+
+def test_kill_9_at_any_moment_and_the_same_command_end_with_the_same_bits(runs):
+    assert (runs["killed"] / "digest").read_text() == (runs["whole"] / "digest").read_text()
+    assert files(runs["killed"]) == ["step-00000020.safetensors", "step-00000024.safetensors"]
+
+
+def test_a_restored_model_goes_on_as_if_never_stopped(model, tmp_path):
+    fit(model, 8, Checkpoint(tmp_path, SETTINGS, every=6))
+    expected = digest(model, "seconds")
+
+    (tmp_path / "checkpoints" / "step-00000008.safetensors").unlink()
+    for variable in state(model).values():
+        variable.assign(np.ones(variable.shape))
+    checkpoint = Checkpoint(tmp_path, SETTINGS, every=4)
+    assert checkpoint.restore(model) == 6
+    assert model.data_position.numpy().tolist() == [0, 0, 6]
+    fit(model, 2, checkpoint, start=6)
+    assert digest(model, "seconds") == expected
+
+
+def test_without_a_checkpoint_a_run_begins_at_step_0(model, tmp_path):
+    assert Checkpoint(tmp_path, SETTINGS).restore(model) == 0
+
+
+def test_the_last_two_checkpoints_are_kept(model, tmp_path):
+    fit(model, 7, Checkpoint(tmp_path, SETTINGS, every=2))
+    assert files(tmp_path) == ["step-00000006.safetensors", "step-00000007.safetensors"]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "altered", "empty"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(model, tmp_path, capsys, damage):
+    fit(model, 4, Checkpoint(tmp_path, SETTINGS, every=2))
+    newest = tmp_path / "checkpoints" / "step-00000004.safetensors"
+    content = bytearray(newest.read_bytes())
+    content[-100] ^= 1
+    newest.write_bytes({"truncated": content[:-1], "altered": content, "empty": b""}[damage])
+
+    assert Checkpoint(tmp_path, SETTINGS).restore(model) == 2
+    assert model.steps_done == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert files(tmp_path) == ["step-00000002.safetensors", "step-00000004.damaged"]
+
+
+def test_what_a_killed_run_left_half_written_is_removed(model, tmp_path):
+    fit(model, 2, Checkpoint(tmp_path, SETTINGS, every=2))
+    (tmp_path / "checkpoints" / "step-00000004.safetensors.tmp").write_bytes(b"half")
+    assert Checkpoint(tmp_path, SETTINGS).restore(model) == 2
+    assert files(tmp_path) == ["step-00000002.safetensors"]
+
+
+def test_a_checkpoint_of_other_settings_is_refused(model, tmp_path):
+    fit(model, 2, Checkpoint(tmp_path, SETTINGS, every=2))
+    with pytest.raises(ValueError, match="step-00000002.safetensors belongs to a run with other settings"):
+        Checkpoint(tmp_path, SETTINGS | {"steps": 200}).restore(model)
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_the_variables_name(model, tmp_path):
+    fit(model, 2, Checkpoint(tmp_path, SETTINGS, every=2))
+    wider = new_model(intermediate_size=48)
+    wider.compile(new_optimizer())
+    before = digest(wider)
+    with pytest.raises(ValueError, match=r"encoder_layer_1/intermediate/kernel has the shape \[16, 32\], exp"):
+        Checkpoint(tmp_path, SETTINGS).restore(wider)
+    deeper = new_model(num_hidden_layers=2)
+    deeper.compile(new_optimizer())
+    with pytest.raises(ValueError, match="encoder_layer_2/attention_norm/beta is missing: another model's"):
+        Checkpoint(tmp_path, SETTINGS).restore(deeper)
+    assert digest(wider) == before
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_is_not_saved(model, tmp_path):
+    def spoil():
+        model.trainable_weights[0].assign(np.full(model.trainable_weights[0].shape, np.nan))
+
+    with pytest.raises(NonFiniteLoss, match=r"loss is nan at step 4; the last good checkpoint is .*step-00000002"):
+        fit(model, 9, AtStep(3, spoil), Checkpoint(tmp_path, SETTINGS, every=2))
+    assert files(tmp_path) == ["step-00000002.safetensors"]
+
+
+def test_weights_that_are_not_finite_are_not_saved(model, tmp_path):
+    def spoil():
+        model.trainable_weights[0].assign(np.full(model.trainable_weights[0].shape, np.inf))
+
+    with pytest.raises(NonFiniteLoss, match=r"masked_lm_bias is not finite after step 4; the last good checkpoint is"):
+        fit(model, 9, AtStep(4, spoil), Checkpoint(tmp_path, SETTINGS, every=2))
+    assert files(tmp_path) == ["step-00000002.safetensors"]
+
+
+def test_a_full_disk_is_named_and_the_last_checkpoint_stays(model, tmp_path, monkeypatch):
+    def full(file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError) as caught:
+        fit(
+            model, 9, AtStep(3, lambda: monkeypatch.setattr(os, "fsync", full)), Checkpoint(tmp_path, SETTINGS, every=2)
+        )
+    assert caught.value.errno == errno.ENOSPC
+    assert caught.value.filename.endswith("step-00000004.safetensors")
+    assert files(tmp_path) == ["step-00000002.safetensors"]
+    assert Checkpoint(tmp_path, SETTINGS).restore(model) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_saves_and_says_how_to_go_on(model, tmp_path, number):
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt, match="stopped after step 3, .*; the same command goes on from there"):
+        fit(model, 9, AtStep(3, lambda: os.kill(os.getpid(), number)), Checkpoint(tmp_path, SETTINGS, every=2))
+    assert files(tmp_path) == ["step-00000002.safetensors", "step-00000003.safetensors"]
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+
+
+def test_an_interrupt_while_saving_lets_the_save_end(model, tmp_path, monkeypatch):
+    fsync = os.fsync
+
+    def interrupted(file):
+        os.kill(os.getpid(), signal.SIGINT)
+        monkeypatch.setattr(os, "fsync", fsync)
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="stopped after step 2"):
+        fit(model, 9, Checkpoint(tmp_path, SETTINGS, every=2))
+    assert files(tmp_path) == ["step-00000002.safetensors"]
+
+
+def test_a_second_interrupt_stops_at_once_and_loses_no_checkpoint(model, tmp_path, monkeypatch):
+    def twice(path, content):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    checkpoint = Checkpoint(tmp_path, SETTINGS, every=2)
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, 9, AtStep(3, lambda: monkeypatch.setattr(checkpointing, "write_whole", twice)), checkpoint)
+    assert files(tmp_path) == ["step-00000002.safetensors"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_output_folder_takes_one_runs_settings(tmp_path):
+    check_settings(tmp_path / "run", {"size": "tiny", "corpus": ("a", "b"), "steps": 10})
+    check_settings(tmp_path / "run", {"size": "tiny", "corpus": ("a", "b"), "steps": 10})
+    with pytest.raises(ValueError, match=r"run.json .*: size is 'tiny' there and 'mini' now; seed is 'not set'"):
+        check_settings(tmp_path / "run", {"size": "mini", "corpus": ("a", "b"), "steps": 10, "seed": 1})
+    (tmp_path / "run" / "run.json").write_text("{")
+    with pytest.raises(ValueError, match="run.json: not JSON"):
+        check_settings(tmp_path / "run", {"size": "tiny"})

@@ -1,0 +1,177 @@
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from kbert.training.optimization import global_norm
+from tests.training import tiny_run
+from tests.training.tiny_run import batch, dataset, new_model, new_optimizer, state
+
+
+def fit(model, data, steps, **options):
+    return model.fit(data, steps_per_epoch=steps, shuffle=False, verbose=0, **options).history
+
+
+def log_probabilities(logits):
+    logits = logits - logits.max(axis=-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+
+
+def test_evaluation_averages_over_what_was_predicted_in_all_batches(model):
+    batches = [batch(0), batch(1), batch(2, size=3)]
+    whole = {name: np.concatenate([b[name] for b in batches]) for name in batches[0] if name != "data_position"}
+    outputs = model(whole)
+    weights = whole["masked_lm_weights"]
+    found = log_probabilities(outputs["masked_lm_logits"].numpy())
+    of_truth = np.take_along_axis(found, whole["masked_lm_ids"][..., None], axis=-1)[..., 0]
+    best = found.argmax(axis=-1) == whole["masked_lm_ids"]
+    follows = log_probabilities(outputs["next_sentence_logits"].numpy())
+    labels = whole["next_sentence_labels"]
+
+    data = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=spec())
+    values = model.evaluate(data.apply(tf.data.experimental.assert_cardinality(3)), verbose=0, return_dict=True)
+
+    assert values["masked_lm_loss"] == pytest.approx(-(of_truth * weights).sum() / weights.sum(), rel=1e-5)
+    assert values["masked_lm_accuracy"] == pytest.approx((best * weights).sum() / weights.sum(), rel=1e-5)
+    assert values["next_sentence_loss"] == pytest.approx(-follows[range(len(labels)), labels].mean(), rel=1e-5)
+    assert values["next_sentence_accuracy"] == pytest.approx((follows.argmax(-1) == labels).mean(), rel=1e-5)
+    assert values["loss"] == pytest.approx(values["masked_lm_loss"] + values["next_sentence_loss"], rel=1e-6)
+    assert "gradient_norm" not in values
+
+
+def spec():
+    return {
+        name: tf.TensorSpec([None, *value.shape[1:]] if name != "data_position" else [3], value.dtype)
+        for name, value in batch(0).items()
+    }
+
+
+def test_an_update_is_the_gradient_of_the_mean_loss_clipped_by_its_norm():
+    model = new_model(dropout=0)
+    features = {name: tf.constant(value) for name, value in batch(0).items()}
+    with tf.GradientTape() as tape:
+        loss = model.compute_loss(features, None, model(features, training=True))
+    gradients = [tf.convert_to_tensor(g) for g in tape.gradient(loss, model.trainable_variables)]
+    norm = float(global_norm(gradients))
+    expected = [v.numpy() - g * 0.5 / norm for v, g in zip(model.trainable_variables, gradients, strict=True)]
+    assert norm > 0.5
+
+    model.compile(keras.optimizers.SGD(1.0, global_clipnorm=0.5))
+    history = fit(model, dataset(), 1)
+
+    assert history["loss"] == pytest.approx([float(loss)], rel=1e-6)
+    assert history["gradient_norm"] == pytest.approx([norm], rel=1e-5)
+    for variable, value in zip(model.trainable_variables, expected, strict=True):
+        np.testing.assert_allclose(variable.numpy(), value, atol=1e-6, err_msg=variable.path)
+
+
+def test_each_batch_trains_once_and_its_position_is_kept(model):
+    fit(model, dataset(3), 5)
+    assert model.steps_done == 5
+    assert model.data_position.numpy().tolist() == [0, 0, 8]
+
+
+def test_tokens_padding_and_waiting_are_counted(model):
+    def slowly():
+        for number in range(3):
+            time.sleep(0.1)
+            yield batch(number)
+
+    fit(model, tf.data.Dataset.from_generator(slowly, output_signature=spec()), 3)
+    assert float(model.real_tokens.result()) == sum(batch(number)["input_mask"].sum() for number in range(3))
+    assert float(model.token_slots.result()) == 3 * 4 * tiny_run.LENGTH
+    assert 0.25 < float(model.seconds_waiting.result()) < float(model.seconds.result())
+
+
+def test_several_steps_in_one_call_are_the_same_steps(model):
+    fit(model, dataset(), 6)
+    expected = [variable.numpy() for variable in state(model).values()]
+    several = new_model()
+    several.compile(new_optimizer(), steps_per_execution=3)
+    calls = fit(several, dataset(), 6, callbacks=[calls_counter := CountCalls()])
+    assert calls_counter.count == 2 and calls["loss"]
+    for name, value in zip(state(model), expected, strict=True):
+        if "seconds" not in name:
+            np.testing.assert_array_equal(state(several)[name].numpy(), value, err_msg=name)
+
+
+def test_steps_that_a_call_does_not_divide_are_refused(model):
+    several = new_model()
+    several.compile(new_optimizer(), steps_per_execution=3)
+    with pytest.raises(ValueError, match="steps_per_epoch is 7, expected a multiple of steps_per_execution 3"):
+        fit(several, dataset(), 7)
+
+
+def test_a_batch_taken_in_parts_gives_the_same_update(model):
+    whole, parts = new_model(dropout=0), new_model(dropout=0)
+    whole.compile(new_optimizer())
+    parts.compile(new_optimizer(), accumulation=2)
+    expected = fit(whole, dataset(), 2)
+    assert fit(parts, dataset(), 2) == {name: pytest.approx(value, rel=1e-5) for name, value in expected.items()}
+    for variable, other in zip(whole.weights, parts.weights, strict=True):
+        np.testing.assert_allclose(other.numpy(), variable.numpy(), atol=1e-5, err_msg=variable.path)
+    parts.compile(new_optimizer(), accumulation=3)
+    with pytest.raises(ValueError, match="batch has 4 rows, expected a multiple of accumulation 3"):
+        fit(parts, dataset(), 1)
+
+
+def test_xla_changes_nothing_but_the_rounding(model):
+    expected = fit(model, dataset(), 2)
+    compiled = new_model()
+    compiled.compile(new_optimizer(), jit_compile=True)
+    assert fit(compiled, dataset(), 2) == {name: pytest.approx(value, rel=1e-4) for name, value in expected.items()}
+    for variable, other in zip(model.weights, compiled.weights, strict=True):
+        np.testing.assert_allclose(other.numpy(), variable.numpy(), atol=1e-4, err_msg=variable.path)
+
+
+def test_half_precision_computes_near_single_precision_and_keeps_single_precision_variables(model):
+    expected = fit(model, dataset(), 2)
+    half = new_model(dtype="mixed_bfloat16")
+    half.compile(new_optimizer())
+    assert fit(half, dataset(), 2)["loss"] == pytest.approx(expected["loss"], rel=0.02)
+    assert {variable.dtype for variable in half.weights} == {"float32"}
+
+
+@pytest.mark.parametrize("xla", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_two_replicas_train_and_evaluate_as_one(start, tmp_path, xla):
+    process = start(tiny_run.on_two_replicas, tmp_path / "two.npz", jit_compile=xla, steps_per_execution=3)
+    one = new_model(dropout=0)
+    one.compile(new_optimizer())
+    history, tokens = fit(one, dataset(), 3), float(one.real_tokens.result())
+    scores = one.evaluate(dataset(0, 3), verbose=0, return_dict=True)
+    process.join()
+    two = np.load(tmp_path / "two.npz")
+    assert two["real_tokens"] == tokens
+    assert two["data_position"].tolist() == one.data_position.numpy().tolist() == [0, 0, 3]
+    for name, value in history.items():
+        assert two[f"train_{name}"] == pytest.approx(value, rel=1e-5), name
+    for name, value in scores.items():
+        assert two[f"held_out_{name}"] == pytest.approx(value, rel=1e-5), name
+    for number, variable in enumerate(one.weights):
+        np.testing.assert_allclose(two[f"arr_{number}"], variable.numpy(), atol=1e-5, err_msg=variable.path)
+
+
+def test_two_replicas_draw_their_own_dropout(start, tmp_path):
+    options = {"steps": 1, "dropout": 0.5, "twice_the_same": True, "run_eagerly": True}
+    process = start(tiny_run.on_two_replicas, tmp_path / "two.npz", **options)
+    one = new_model(dropout=0.5)
+    one.compile(new_optimizer(), run_eagerly=True)
+    features = {name: value[:2] if name != "data_position" else value for name, value in batch(0).items()}
+    alone = fit(one, tf.data.Dataset.from_tensors(features), 1)["loss"]
+    process.join()
+    # Both replicas see what the one saw: with its dropout masks they would have its loss.
+    assert abs(np.load(tmp_path / "two.npz")["train_loss"] - alone) > 1e-3
+
+
+def test_a_loss_beside_the_models_own_is_refused(model):
+    with pytest.raises(ValueError, match="loss is 'mse', expected none"):
+        model.compile(new_optimizer(), loss="mse")
+
+
+class CountCalls(keras.callbacks.Callback):
+    count = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.count += 1
