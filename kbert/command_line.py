@@ -81,8 +81,9 @@ def explain(error: Exception, recipes: Path) -> str | None:
 
 
 def _import_tensorflow() -> None:
-    """Imports TensorFlow; what it writes to standard error on the way is shown only if it fails."""
-    # The level hides what follows later on a machine without a GPU; the notes of the import itself obey no setting.
+    """Imports TensorFlow and finds its devices; what it writes to standard error on the way is shown if it fails."""
+    # The level hides what follows later; the notes of the import itself obey no setting, and that there is no GPU is
+    # an error to TensorFlow.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     logging.getLogger("tensorflow").setLevel(logging.WARNING)
     sys.stderr.flush()
@@ -91,7 +92,7 @@ def _import_tensorflow() -> None:
         os.dup2(notes.fileno(), 2)
         failed = True
         try:
-            import_module("tensorflow")
+            import_module("tensorflow").config.list_physical_devices()
             failed = False
         finally:
             os.dup2(screen, 2)

@@ -4,6 +4,8 @@ import dataclasses
 import json
 import os
 
+from kbert.whole_file import write_whole
+
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu", "tanh", "linear")
 
 # Section 3 of the paper and the release's small models: layers, hidden size, heads, feed-forward size.
@@ -120,10 +122,7 @@ class BertConfig:
 
     def to_json(self, path) -> None:
         """Writes a bert_config.json; a reader sees the old file or the whole new one."""
-        temporary = f"{os.fspath(path)}.tmp"
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(json.dumps(self.to_dict(), indent=2) + "\n")
-        os.replace(temporary, path)
+        write_whole(path, json.dumps(self.to_dict(), indent=2).encode() + b"\n")
 
 
 def _check_field(field: dataclasses.Field, value) -> None:

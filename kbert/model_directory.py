@@ -10,7 +10,6 @@ labels.txt             only for a classifier whose `labels` are set: the classes
 
 import io
 import json
-import os
 from pathlib import Path
 
 import h5py
@@ -20,6 +19,7 @@ from kbert.config import BertConfig
 from kbert.model.bert import Bert
 from kbert.model.fine_tuning import BertClassifier
 from kbert.model.pretraining import BertPretrainer
+from kbert.whole_file import write_whole
 
 FILES = ("bert_config.json", "vocab.txt", "tokenizer_config.json", "model.weights.h5")
 
@@ -171,19 +171,8 @@ def lines(texts) -> bytes:
 
 
 def write(path, content: bytes | None) -> None:
-    """Writes a file that is there whole or as it was before; None removes it."""
+    """Writes a file, or removes it if there is nothing to write."""
     if content is None:
         path.unlink(missing_ok=True)
-        return
-    temporary = Path(f"{path}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:
-            raise OSError(error.errno, error.strerror, str(path)) from None
-        raise
+    else:
+        write_whole(path, content)

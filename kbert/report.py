@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from kbert.whole_file import write_whole
+
 CONSOLE = Console()
 
 
@@ -37,8 +39,5 @@ def finish(title: str, output: str, metrics: dict[str, float]) -> None:
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{name} is {value}; metrics.json holds finite numbers")
     path = os.path.join(output, "metrics.json")
-    with open(f"{path}.tmp", "w", encoding="utf-8") as file:
-        json.dump(metrics, file, indent=1)
-        file.write("\n")
-    os.replace(f"{path}.tmp", path)
+    write_whole(path, json.dumps(metrics, indent=1).encode() + b"\n")
     table(title, metrics)

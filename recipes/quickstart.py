@@ -21,7 +21,6 @@ PRETRAINING = {
     "run.evaluate-every": 350,
     "run.evaluation-instances": 1024,
     "run.final-evaluation-instances": 4096,
-    "run.xla": True,
 }
 FINE_TUNING = {"sequence_length": 128, "batch_size": 32, "steps": 400, "peak": 3e-4}
 BLANKS = (

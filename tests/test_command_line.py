@@ -45,7 +45,6 @@ def recipe(tmp_path):
         script = tmp_path / "pretrain.py"
         script.write_text(SCRIPT.replace("BODY", body).replace("TENSORFLOW", str(tensorflow)))
         variables = {**os.environ, "PYTHONPATH": str(REPOSITORY), **environment}
-        variables.pop("TF_CPP_MIN_LOG_LEVEL", None)  # jax sets it for the process that imports it: this one
         command = [sys.executable, str(script), *flags]
         return subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True)
 

@@ -95,7 +95,7 @@ def test_a_pretrainer_saved_over_a_classifier_leaves_none_of_it(tokenizer, tmp_p
 
 def test_weights_are_named_by_where_they_are_and_no_optimizer_is_among_them(tokenizer, tmp_path):
     model = BertPretrainer(CONFIG)
-    model.compile(BertAdam(1e-3))
+    model.compile(BertAdam(1e-3), jit_compile=False)
     kbert.save(model, tokenizer, tmp_path)
     names = []
     with h5py.File(tmp_path / "model.weights.h5") as file:

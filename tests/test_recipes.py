@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 SMALLER = {
     "learn_vocabulary": "--size 300",
     "pretrain": "--size tiny --steps 4 --batch-size 8 --sequence-length 32 --run.evaluation-instances 16"
-    " --run.final-evaluation-instances 16 --run.checkpoint-every 2",
+    " --run.final-evaluation-instances 16 --run.checkpoint-every 2 --run.no-xla",
     "export": "",
 }
 

@@ -21,6 +21,7 @@ import safetensors
 import safetensors.numpy
 
 from kbert.training.step import is_due
+from kbert.whole_file import write_whole
 
 
 class NonFiniteLoss(ValueError):
@@ -193,27 +194,6 @@ def checksum(values: dict) -> int:
         result = zlib.crc32(name.encode(), result)
         result = zlib.crc32(values[name].reshape(-1).view(np.uint8), result)
     return result
-
-
-def write_whole(path, content: bytes) -> None:
-    """Writes a file that is there whole or, if anything fails, as it was before; OSError names it."""
-    temporary = Path(f"{path}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:
-            raise OSError(error.errno, error.strerror, str(path)) from None
-        raise
 
 
 def digest(settings: dict) -> str:

@@ -11,8 +11,8 @@ import tensorflow as tf
 from google.protobuf import text_format
 from tensorboard.plugins.projector import ProjectorConfig
 
-from kbert.training.checkpointing import write_whole
 from kbert.training.step import is_due
+from kbert.whole_file import write_whole
 
 SUBSCRIPT = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 BEGIN_OF_FILE = re.compile(r"\.from-step-(\d+)$")

@@ -49,7 +49,7 @@ def runs(start, tmp_path_factory):
 @pytest.fixture(scope="session")
 def compiled():
     model = tiny_run.new_model()
-    model.compile(tiny_run.new_optimizer())
+    model.compile(tiny_run.new_optimizer(), jit_compile=False)
     beginning = [(variable, variable.numpy()) for variable in tiny_run.state(model).values()]
     return model, beginning
 

@@ -58,7 +58,7 @@ def test_an_update_is_the_gradient_of_the_mean_loss_clipped_by_its_norm():
     expected = [v.numpy() - g * 0.5 / norm for v, g in zip(model.trainable_variables, gradients, strict=True)]
     assert norm > 0.5
 
-    model.compile(keras.optimizers.SGD(1.0, global_clipnorm=0.5))
+    model.compile(keras.optimizers.SGD(1.0, global_clipnorm=0.5), jit_compile=False)
     history = fit(model, dataset(), 1)
 
     assert history["loss"] == pytest.approx([float(loss)], rel=1e-6)
@@ -89,7 +89,7 @@ def test_several_steps_in_one_call_are_the_same_steps(model):
     fit(model, dataset(), 6)
     expected = [variable.numpy() for variable in state(model).values()]
     several = new_model()
-    several.compile(new_optimizer(), steps_per_execution=3)
+    several.compile(new_optimizer(), jit_compile=False, steps_per_execution=3)
     calls = fit(several, dataset(), 6, callbacks=[calls_counter := CountCalls()])
     assert calls_counter.count == 2 and calls["loss"]
     for name, value in zip(state(model), expected, strict=True):
@@ -99,20 +99,20 @@ def test_several_steps_in_one_call_are_the_same_steps(model):
 
 def test_steps_that_a_call_does_not_divide_are_refused(model):
     several = new_model()
-    several.compile(new_optimizer(), steps_per_execution=3)
+    several.compile(new_optimizer(), jit_compile=False, steps_per_execution=3)
     with pytest.raises(ValueError, match="steps_per_epoch is 7, expected a multiple of steps_per_execution 3"):
         fit(several, dataset(), 7)
 
 
 def test_a_batch_taken_in_parts_gives_the_same_update(model):
     whole, parts = new_model(dropout=0), new_model(dropout=0)
-    whole.compile(new_optimizer())
-    parts.compile(new_optimizer(), accumulation=2)
+    whole.compile(new_optimizer(), jit_compile=False)
+    parts.compile(new_optimizer(), jit_compile=False, accumulation=2)
     expected = fit(whole, dataset(), 2)
     assert fit(parts, dataset(), 2) == {name: pytest.approx(value, rel=1e-5) for name, value in expected.items()}
     for variable, other in zip(whole.weights, parts.weights, strict=True):
         np.testing.assert_allclose(other.numpy(), variable.numpy(), atol=1e-5, err_msg=variable.path)
-    parts.compile(new_optimizer(), accumulation=3)
+    parts.compile(new_optimizer(), jit_compile=False, accumulation=3)
     with pytest.raises(ValueError, match="batch has 4 rows, expected a multiple of accumulation 3"):
         fit(parts, dataset(), 1)
 
@@ -129,7 +129,7 @@ def test_xla_changes_nothing_but_the_rounding(model):
 def test_half_precision_computes_near_single_precision_and_keeps_single_precision_variables(model):
     expected = fit(model, dataset(), 2)
     half = new_model(dtype="mixed_bfloat16")
-    half.compile(new_optimizer())
+    half.compile(new_optimizer(), jit_compile=False)
     assert fit(half, dataset(), 2)["loss"] == pytest.approx(expected["loss"], rel=0.02)
     assert {variable.dtype for variable in half.weights} == {"float32"}
 
@@ -138,7 +138,7 @@ def test_half_precision_computes_near_single_precision_and_keeps_single_precisio
 def test_two_replicas_train_and_evaluate_as_one(start, tmp_path, xla):
     process = start(tiny_run.on_two_replicas, tmp_path / "two.npz", jit_compile=xla, steps_per_execution=3)
     one = new_model(dropout=0)
-    one.compile(new_optimizer())
+    one.compile(new_optimizer(), jit_compile=False)
     history, tokens = fit(one, dataset(), 3), float(one.real_tokens.result())
     scores = one.evaluate(dataset(0, 3), verbose=0, return_dict=True)
     process.join()
@@ -167,7 +167,7 @@ def test_two_replicas_draw_their_own_dropout(start, tmp_path):
 
 def test_a_loss_beside_the_models_own_is_refused(model):
     with pytest.raises(ValueError, match="loss is 'mse', expected none"):
-        model.compile(new_optimizer(), loss="mse")
+        model.compile(new_optimizer(), jit_compile=False, loss="mse")
 
 
 class CountCalls(keras.callbacks.Callback):

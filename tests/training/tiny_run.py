@@ -77,7 +77,7 @@ def train(output, steps=24, **options):
     settings = {"steps": steps, "seed": 1}
     check_settings(output, settings)
     model = new_model()
-    model.compile(new_optimizer(steps), **options)
+    model.compile(new_optimizer(steps), **{"jit_compile": False, **options})
     checkpoint = Checkpoint(output, settings, every=4)
     start = checkpoint.restore(model)
     events = EventFiles(Path(output) / "logs", checkpoint)
@@ -124,7 +124,7 @@ def on_two_replicas(output, steps=3, dropout=0.0, twice_the_same=False, **option
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
         model = new_model(dropout=dropout)
-        model.compile(new_optimizer(), **options)
+        model.compile(new_optimizer(), **{"jit_compile": False, **options})
 
     def halves(context):
         parts = []
