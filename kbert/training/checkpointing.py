@@ -201,9 +201,12 @@ def digest(settings: dict) -> str:
 
 
 def check_settings(output, settings: dict) -> None:
-    """Notes a new run's settings in `<output>/run.json`; raises ValueError if other ones are there."""
+    """Notes a new run's settings in `<output>/run.json`; raises ValueError if other ones, or another model, are there."""
     path = Path(output) / "run.json"
     if not path.exists():
+        for name in ("model.weights.h5", "bert_config.json", "checkpoints"):
+            if (path.parent / name).exists():
+                raise ValueError(f"{path.parent} has a {name} that no run.json tells of; give another output folder")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(settings, indent=2).encode() + b"\n")
         return

@@ -177,6 +177,14 @@ def test_a_second_interrupt_stops_at_once_and_loses_no_checkpoint(model, tmp_pat
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.parametrize("name", ["model.weights.h5", "bert_config.json", "checkpoints"])
+def test_a_folder_with_a_model_of_unknown_settings_is_refused_and_left_as_it_was(tmp_path, name):
+    (tmp_path / name).write_text("precious")
+    with pytest.raises(ValueError, match=f"has a {name} that no run.json tells of; give another output folder"):
+        check_settings(tmp_path, {"size": "tiny"})
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
 def test_an_output_folder_takes_one_runs_settings(tmp_path):
     check_settings(tmp_path / "run", {"size": "tiny", "corpus": ("a", "b"), "steps": 10})
     check_settings(tmp_path / "run", {"size": "tiny", "corpus": ("a", "b"), "steps": 10})
