@@ -201,7 +201,7 @@ def digest(settings: dict) -> str:
 
 
 def check_settings(output, settings: dict) -> None:
-    """Notes a new run's settings in `<output>/run.json`; raises ValueError if other ones, or another model, are there."""
+    """Notes a new run's settings in `<output>/run.json`; raises ValueError if other ones or another model is there."""
     path = Path(output) / "run.json"
     if not path.exists():
         for name in ("model.weights.h5", "bert_config.json", "checkpoints"):

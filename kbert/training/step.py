@@ -56,6 +56,18 @@ class TrainingStep:
         # `apply` gets gradients that are reduced already; Keras would reduce them after clipping (TRAPS 1).
         self.optimizer._all_reduce_sum_gradients = list
 
+    def get_compile_config(self):
+        return {
+            "optimizer": keras.saving.serialize_keras_object(self.optimizer),
+            "jit_compile": self.compiled_by_xla,
+            "accumulation": self.accumulation,
+            "steps_per_execution": self.steps_per_execution,
+            "run_eagerly": self.run_eagerly,
+        }
+
+    def compile_from_config(self, config):
+        self.compile(**config | {"optimizer": keras.saving.deserialize_keras_object(config["optimizer"])})
+
     def fit(self, *args, steps_per_epoch=None, **options):
         if steps_per_epoch and steps_per_epoch % self.steps_per_execution:
             raise ValueError(

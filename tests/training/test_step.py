@@ -1,4 +1,5 @@
 import time
+import warnings
 
 import keras
 import numpy as np
@@ -163,6 +164,18 @@ def test_two_replicas_draw_their_own_dropout(start, tmp_path):
     process.join()
     # Both replicas see what the one saw: with its dropout masks they would have its loss.
     assert abs(np.load(tmp_path / "two.npz")["train_loss"] - alone) > 1e-3
+
+
+def test_a_model_saved_as_keras_saves_goes_on_with_its_optimizer_and_settings(model, tmp_path):
+    parts = new_model(dropout=0)  # Keras stores no seeds; kbert's own checkpoints do
+    parts.compile(new_optimizer(), jit_compile=False, accumulation=2, steps_per_execution=2)
+    fit(parts, dataset(), 2)
+    parts.save(tmp_path / "model.keras")
+    with warnings.catch_warnings(action="error", category=UserWarning):
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert (loaded.accumulation, loaded.steps_per_execution, loaded.compiled_by_xla) == (2, 2, False)
+    assert loaded.steps_done == 2
+    assert fit(loaded, dataset(2), 2) == fit(parts, dataset(2), 2)
 
 
 def test_a_loss_beside_the_models_own_is_refused(model):
