@@ -196,12 +196,16 @@ def main(
         with report.progress("Tokenizing") as progress:
             train.use_token_cache(cache, progress)
 
+    counts = train.token_counts()
+
     def held_out_batches(instances):
         return held.batches(batch_size, seed).take(-(-instances // batch_size))
 
-    baselines = {"masked_lm_loss": unigram_loss(train.token_counts(), held_out_batches(run.evaluation_instances))}
-    if rule.next_sentence:
-        baselines["next_sentence_accuracy"] = majority_share(held_out_batches(run.evaluation_instances))
+    def baselines_on(batches):
+        losses = {"masked_lm_loss": unigram_loss(counts, batches)}
+        return losses | ({"next_sentence_accuracy": majority_share(batches)} if rule.next_sentence else {})
+
+    baselines = baselines_on(held_out_batches(run.evaluation_instances))
 
     # Build and compile.
     keras.utils.set_random_seed(seed)
@@ -234,10 +238,10 @@ def main(
 
     # Evaluate and save.
     kbert.save(model, tokenizer, output)
-    final_steps = -(-run.final_evaluation_instances // batch_size)
-    final = model.evaluate(held.batches(batch_size, seed), steps=final_steps, return_dict=True, verbose=0)
+    final_batches = held_out_batches(run.final_evaluation_instances)
+    final = model.evaluate(final_batches, return_dict=True, verbose=0)
     metrics = {f"held_out_{name}": float(value) for name, value in final.items()}
-    metrics |= {f"baseline_{name}": value for name, value in baselines.items()}
+    metrics |= {f"baseline_{name}": value for name, value in baselines_on(final_batches).items()}
     report.finish("Held out", output, {"steps": steps, "parameters": model.count_params(), **metrics})
 
 

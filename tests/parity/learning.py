@@ -7,6 +7,7 @@
 Tiny, batch 32, length 128, dropout off. The first call writes the batches and the initial weights to FOLDER.
 """
 
+import itertools
 import json
 import sys
 import time
@@ -21,22 +22,18 @@ def train_kbert(folder: Path, corpus: str, held_out: str, vocabulary: str, steps
     import keras
 
     import kbert
-    from kbert.text.documents import Corpus, CorpusFormat
-    from kbert.text.pretraining_data import InstanceRule, corpus_dataset
+    from kbert.text.baselines import unigram_loss
     from kbert.training.optimization import BertAdam, WarmupLinearDecay
 
-    tokenizer, rule, form = kbert.WordPiece(vocabulary), InstanceRule(128, 20), CorpusFormat(documents="file")
-    for name, path, count in (("train", corpus, steps), ("held_out", held_out, HELD_OUT_BATCHES)):
-        batches = list(corpus_dataset(Corpus([path], form), tokenizer, rule, SEQUENCES).take(count).as_numpy_iterator())
-        np.savez(folder / f"{name}.npz", **{key: np.stack([batch[key] for batch in batches]) for key in batches[0]})
+    tokenizer = kbert.WordPiece(vocabulary)
+    write_batches(folder, tokenizer, {"train": (corpus, steps), "held_out": (held_out, HELD_OUT_BATCHES)})
     keras.utils.set_random_seed(1)
     config = kbert.BertConfig.from_size(
         "tiny", vocab_size=tokenizer.vocab_size, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
     )
     model = kbert.BertPretrainer(config)
     np.savez(folder / "start.npz", **{v.path: v.numpy() for v in model.trainable_variables})
-    schedule = WarmupLinearDecay(PEAK, steps, WARMUP)
-    model.compile(BertAdam(schedule, bias_correction=True))
+    model.compile(BertAdam(WarmupLinearDecay(PEAK, steps, WARMUP), bias_correction=True))
     losses = []
 
     class PerStep(keras.callbacks.Callback):
@@ -44,33 +41,66 @@ def train_kbert(folder: Path, corpus: str, held_out: str, vocabulary: str, steps
             losses.append(float(logs["loss"]))
             self.model.reset_metrics()
 
-    import tensorflow as tf
-
-    def stored(name):
-        with np.load(folder / f"{name}.npz") as arrays:
-            return tf.data.Dataset.from_tensor_slices({key: arrays[key] for key in arrays.files})
-
-    data, held = stored("train"), stored("held_out")
+    data, held = stored(folder / "train.npz"), stored(folder / "held_out.npz")
     begin = time.perf_counter()
-    model.fit(data, steps_per_epoch=steps, verbose=0, callbacks=[PerStep()])
+    model.fit(data, steps_per_epoch=steps, verbose=0, shuffle=False, callbacks=[PerStep()])
     seconds = time.perf_counter() - begin
     end = model.evaluate(held, verbose=0, return_dict=True)
-    result = {"losses": losses, "seconds": seconds, "held_out": {name: float(value) for name, value in end.items()}}
-    counts = np.bincount(np.load(folder / "train.npz")["masked_lm_ids"].ravel(), minlength=tokenizer.vocab_size)
-    from kbert.text.baselines import unigram_loss
+    with np.load(folder / "train.npz") as train:
+        predicted = train["masked_lm_ids"][train["masked_lm_weights"] > 0]
+    unigram = unigram_loss(np.bincount(predicted, minlength=tokenizer.vocab_size), held.as_numpy_iterator())
+    finish(folder / "kbert.json", losses, seconds, end["masked_lm_loss"], unigram)
 
-    result["unigram"] = unigram_loss(counts, held.as_numpy_iterator())
-    (folder / "kbert.json").write_text(json.dumps(result))
-    print("kbert", seconds, result["held_out"], "unigram", result["unigram"])
+
+def write_batches(folder: Path, tokenizer, parts: dict) -> None:
+    """<name>.npz for each name of (path, number of batches), each feature stacked over the batches."""
+    from kbert.text.documents import Corpus, CorpusFormat
+    from kbert.text.pretraining_data import InstanceRule, corpus_dataset
+
+    for name, (path, count) in parts.items():
+        corpus = Corpus([path], CorpusFormat(documents="file"))
+        batches = list(corpus_dataset(corpus, tokenizer, InstanceRule(128, 20), SEQUENCES).take(count))
+        np.savez(folder / f"{name}.npz", **{key: np.stack([batch[key] for batch in batches]) for key in batches[0]})
+
+
+def stored(path: Path):
+    import tensorflow as tf
+
+    with np.load(path) as arrays:
+        return tf.data.Dataset.from_tensor_slices({key: arrays[key] for key in arrays.files})
 
 
 def train_torch(folder: Path, steps: int) -> None:
     import torch
-    from transformers import BertConfig, BertForPreTraining
 
     torch.set_num_threads(2)
-    start, train, held = (np.load(folder / f"{name}.npz") for name in ("start", "train", "held_out"))
-    weights = torch_weights(start)
+    model = new_torch_model(folder)
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    plain = [p for p in model.parameters() if p.ndim == 1]
+    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=PEAK, eps=1e-6, fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: step / WARMUP if step < WARMUP else 1 - step / steps
+    )
+    batches, losses = torch_batches(folder / "train.npz"), []
+    begin = time.perf_counter()
+    for batch in itertools.islice(batches, steps):
+        optimizer.zero_grad(set_to_none=True)
+        loss = model(**batch).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+    seconds = time.perf_counter() - begin
+    finish(folder / "torch.json", losses, seconds, torch_held_out_loss(model, folder))
+
+
+def new_torch_model(folder: Path):
+    import torch
+    from transformers import BertConfig, BertForPreTraining
+
+    weights = torch_weights(np.load(folder / "start.npz"))
     vocabulary, hidden = weights["bert.embeddings.word_embeddings.weight"].shape
     config = BertConfig(
         vocab_size=vocabulary,
@@ -86,19 +116,21 @@ def train_torch(folder: Path, steps: int) -> None:
     missing = model.load_state_dict({name: torch.tensor(value) for name, value in weights.items()}, strict=False)
     assert set(missing.missing_keys) <= {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}, missing
     model.tie_weights()
-    decayed = [p for p in model.parameters() if p.ndim > 1]
-    plain = [p for p in model.parameters() if p.ndim == 1]
-    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=PEAK, eps=1e-6, fused=True)
-    rate = lambda step: step / WARMUP if step < WARMUP else 1 - step / steps  # noqa: E731
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    return model
 
-    def inputs(arrays, number):
-        batch = {name: torch.tensor(arrays[name][number]).long() for name in arrays_needed}
+
+def torch_batches(path: Path):
+    """The stored batches under the argument names of BertForPreTraining."""
+    import torch
+
+    with np.load(path) as arrays:
+        features = {name: arrays[name] for name in arrays.files}
+    for number in range(len(features["input_ids"])):
+        batch = {name: torch.tensor(values[number]).long() for name, values in features.items()}
         labels = torch.full_like(batch["input_ids"], -100)
-        rows, columns = np.nonzero(arrays["masked_lm_weights"][number])
+        rows, columns = np.nonzero(features["masked_lm_weights"][number])
         labels[rows, batch["masked_lm_positions"][rows, columns]] = batch["masked_lm_ids"][rows, columns]
-        return {
+        yield {
             "input_ids": batch["input_ids"],
             "attention_mask": batch["input_mask"],
             "token_type_ids": batch["segment_ids"],
@@ -106,30 +138,24 @@ def train_torch(folder: Path, steps: int) -> None:
             "next_sentence_label": batch["next_sentence_labels"],
         }
 
-    arrays_needed = [name for name in train.files if name not in ("masked_lm_weights", "data_position")]
-    train, held = ({name: arrays[name] for name in arrays.files} for arrays in (train, held))
-    losses = []
-    begin = time.perf_counter()
-    for step in range(steps):
-        optimizer.zero_grad(set_to_none=True)
-        loss = model(**inputs(train, step)).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        losses.append(loss.item())
-    seconds = time.perf_counter() - begin
+
+def torch_held_out_loss(model, folder: Path) -> float:
+    import torch
+
     model.eval()
     total = weight = 0.0
     with torch.no_grad():
-        for number in range(len(held["input_ids"])):
-            batch = inputs(held, number)
+        for batch in torch_batches(folder / "held_out.npz"):
             logits, chosen = model(**batch).prediction_logits, batch["labels"] >= 0
             total += torch.nn.functional.cross_entropy(logits[chosen], batch["labels"][chosen], reduction="sum").item()
             weight += chosen.sum().item()
-    result = {"losses": losses, "seconds": seconds, "held_out": {"masked_lm_loss": total / weight}}
-    (folder / "torch.json").write_text(json.dumps(result))
-    print("torch", seconds, result["held_out"])
+    return total / weight
+
+
+def finish(path: Path, losses: list[float], seconds: float, held_out: float, unigram: float | None = None) -> None:
+    result = {"losses": losses, "seconds": seconds, "held_out_masked_lm_loss": held_out, "unigram": unigram}
+    path.write_text(json.dumps(result))
+    print({**result, "losses": f"{len(losses)} of them"})
 
 
 def torch_weights(start) -> dict:
@@ -152,7 +178,7 @@ def torch_weights(start) -> dict:
 def compare(folder: Path) -> None:
     kbert, torch = (json.loads((folder / f"{name}.json").read_text()) for name in ("kbert", "torch"))
     difference = np.abs(np.subtract(kbert["losses"], torch["losses"]))
-    ends = [result["held_out"]["masked_lm_loss"] for result in (kbert, torch)]
+    ends = [result["held_out_masked_lm_loss"] for result in (kbert, torch)]
     print(f"largest difference of the training loss, first 50 steps: {difference[:50].max():.2e}")
     print(f"held-out masked-LM loss: kbert {ends[0]:.4f}, torch {ends[1]:.4f}, unigram {kbert['unigram']:.4f}")
     seconds = kbert["seconds"], torch["seconds"]

@@ -4,6 +4,8 @@ Written from the paper and from the behaviour of the release's create_pretrainin
 Only the draws are shared: the same numbers for the same (seed, epoch, document, ordinal), restated below.
 """
 
+import functools
+
 import numpy as np
 
 MASK64 = (1 << 64) - 1
@@ -36,9 +38,13 @@ def key(*parts: int) -> int:
     return state
 
 
+@functools.lru_cache(maxsize=100)
+def stream(instance: int, purpose: str) -> int:
+    return mix(instance ^ ((PURPOSES.index(purpose) + 1) * GAMMA & MASK64))
+
+
 def bits(instance: int, purpose: str, index: int = 0) -> int:
-    stream = mix(instance ^ ((PURPOSES.index(purpose) + 1) * GAMMA & MASK64))
-    return mix((stream + (index + 1) * GAMMA) & MASK64)
+    return mix((stream(instance, purpose) + (index + 1) * GAMMA) & MASK64)
 
 
 def uniform(instance: int, purpose: str, index: int = 0) -> float:
@@ -150,7 +156,7 @@ def row(draw, tokens_a, tokens_b, is_random, rule, tokenizer) -> dict:
         hidden, positions, labels = mask(draw, ids, rule, tokenizer)
 
     def padded(values, to):
-        return np.pad(values, (0, to - len(values)))
+        return np.array(values + [0] * (to - len(values)))
 
     features = {
         "input_ids": padded(hidden, length),
