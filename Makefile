@@ -6,15 +6,17 @@
 .PHONY: demo test test-long lint
 
 python := .venv/bin/python
+# Whole files a core, as tests of a file share what is slow to make; those that take longest begin first.
+in_parallel := -n auto --dist loadfile --no-loadscope-reorder tests/test_recipes.py tests/training tests
 
 demo: .venv/installed
 	$(python) recipes/quickstart.py
 
 test: .venv/installed-test
-	$(python) -m pytest -n auto --dist loadfile
+	$(python) -m pytest $(in_parallel)
 
 test-long: .venv/installed-test
-	$(python) -m pytest -n auto --dist loadfile -m "long or not long"
+	$(python) -m pytest $(in_parallel) -m "long or not long"
 
 lint: .venv/installed-test
 	$(python) -m ruff check .

@@ -15,7 +15,8 @@ PRETRAINING = {
     "size": "tiny",
     "sequence-length": 128,
     "batch-size": 32,
-    "steps": 2400,
+    "steps": 2000,
+    "optimizer.dropout": 0.0,  # which so few epochs do not need
     "run.log-every": 50,
     "run.evaluate-every": 350,
     "run.evaluation-instances": 1024,
@@ -103,7 +104,8 @@ def fine_tune(folder: Path, directory: Path, start: str, steps: int, seed: int) 
     keras.utils.set_random_seed(seed)
     bert = pretrained.bert if start == "pre-trained" else kbert.Bert(pretrained.config)
     classifier = kbert.BertClassifier(bert, num_labels=len(labels))
-    classifier.compile(BertAdam(WarmupLinearDecay(FINE_TUNING["peak"], steps, steps // 10)))
+    schedule = WarmupLinearDecay(FINE_TUNING["peak"], steps, steps // 10)
+    classifier.compile(BertAdam(schedule, bias_correction=True))
     print(f"\nFine-tuning, {start}: {len(train)} paragraphs of {len(labels)} libraries")
     batches = batches_of(train, tokenizer).shuffle(len(train), seed=seed).repeat().batch(FINE_TUNING["batch_size"])
     classifier.fit(batches, steps_per_epoch=steps, shuffle=False)
