@@ -38,7 +38,7 @@ class MaskingRule:
         random: share of these that becomes a random token; the rest stays as it is.
         whole_words: hide all pieces of a word together.
         max_predictions: predictions per sequence; by default what a full sequence needs (20 at 128, 77 at 512).
-        short_sequences: share of documents with a shorter target length.
+        short_sequences: share of documents (or blocks of long ones) with a shorter target length.
     """
 
     rate: float = 0.15

@@ -26,8 +26,8 @@ class InstanceRule:
     """What one pre-training instance is.
 
     objectives: mlm+nsp (pairs), mlm (one full segment, no next sentence), left-to-right (the same, every next token
-    predicted). max_predictions: P; None is what a full sequence needs. short_sequences: the share of documents with a
-    shorter target.
+    predicted). max_predictions: P; None is what a full sequence needs. short_sequences: the share of documents, or of
+    the blocks of long ones, with a shorter target.
     """
 
     sequence_length: int = 128

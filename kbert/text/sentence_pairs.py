@@ -18,7 +18,7 @@ from kbert.text.packing import Spans
 
 class Rule(NamedTuple):
     """What making instances depends on beside the text. room: tokens of A and B together; seed; short_sequences: the
-    probability that a document is cut to a shorter target."""
+    probability that a piece of text is cut to a shorter target."""
 
     room: int
     seed: int
@@ -52,9 +52,13 @@ class Pairs(NamedTuple):
     wanted: tf.Tensor
 
 
-def target_lengths(rule: Rule, epoch: tf.Tensor, documents: tf.Tensor) -> tf.Tensor:
-    """The length that the instances of each document aim at, drawn once per epoch and document -> int64."""
-    keys = draws.key(rule.seed, epoch, documents)
+def target_lengths(text: Text, rule: Rule, epoch: tf.Tensor) -> tf.Tensor:
+    """The length that the instances of each piece aim at, drawn once per epoch -> int64 [D].
+
+    The release draws once per document. Books are documents too long for that: one book in ten makes a third of all
+    instances then, all of one length, and a model learns the book rather than the sentence.
+    """
+    keys = draws.key(rule.seed, epoch, text.documents, tf.gather(text.sentence_ids, text.piece_starts[:-1]))
     short = draws.uniform(draws.bits(keys, "target", 0)) < rule.short_sequences
     shorter = 2 + draws.integer(draws.bits(keys, "target", 1), max(rule.room - 1, 1))
     return tf.where(short, shorter, tf.cast(rule.room, tf.int64))
@@ -69,7 +73,7 @@ def sentence_pairs(text: Text, rule: Rule, epoch: tf.Tensor) -> Pairs:
     tokens_before = text.cumulative[:-1]
     keys = draws.key(rule.seed, epoch, document, text.sentence_ids)
 
-    target = tf.gather(target_lengths(rule, epoch, text.documents), piece)
+    target = tf.gather(target_lengths(text, rule, epoch), piece)
     end = tf.minimum(tf.searchsorted(text.cumulative, tokens_before + target, out_type=tf.int64), piece_end)
     gathered = end - begin
     a_end = begin + 1 + draws.integer(draws.bits(keys, "split"), tf.maximum(gathered - 1, 1))
@@ -108,7 +112,7 @@ def segments(text: Text, rule: Rule, epoch: tf.Tensor) -> Pairs:
     """Each document cut into full segments, one after the other: no B, nothing random, nothing left out."""
     first = tf.gather(text.cumulative, text.piece_starts[:-1])
     length = tf.gather(text.cumulative, text.piece_starts[1:]) - first
-    target = target_lengths(rule, epoch, text.documents)
+    target = target_lengths(text, rule, epoch)
     counts = (length + target - 1) // target
     piece = tf.repeat(tf.range(tf.size(text.documents)), counts)
     ordinal = tf.ragged.range(counts).flat_values

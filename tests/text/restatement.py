@@ -56,9 +56,10 @@ def integer(instance: int, purpose: str, count: int, index: int = 0) -> int:
     return int(uniform(instance, purpose, index) * count)
 
 
-def target_length(rule, seed, epoch, document) -> int:
+def target_length(rule, seed, epoch, document, number) -> int:
+    """For the piece of a document that begins with that sentence."""
     room = rule.sequence_length - (3 if rule.next_sentence else 2)
-    draw = key(seed, epoch, document)
+    draw = key(seed, epoch, document, number)
     if uniform(draw, "target", 0) < rule.short_sequences:
         return 2 + integer(draw, "target", room - 1, 1)
     return room
@@ -66,7 +67,7 @@ def target_length(rule, seed, epoch, document) -> int:
 
 def pairs_of_piece(sentences, numbers, document, all_documents, rule, seed, epoch):
     """(key, tokens of A, tokens of B, is random) for a piece of a document: its sentences' tokens and numbers."""
-    target = target_length(rule, seed, epoch, document)
+    target = target_length(rule, seed, epoch, document, numbers[0])
     chunk, length, i = [], 0, 0
     while i < len(sentences):
         chunk.append(i)
@@ -95,7 +96,7 @@ def pairs_of_piece(sentences, numbers, document, all_documents, rule, seed, epoc
 
 def segments_of_piece(sentences, numbers, document, rule, seed, epoch):
     tokens = [token for sentence in sentences for token in sentence]
-    target = target_length(rule, seed, epoch, document)
+    target = target_length(rule, seed, epoch, document, numbers[0])
     for ordinal, begin in enumerate(range(0, len(tokens), target)):
         yield key(seed, epoch, document, numbers[0], ordinal), tokens[begin : begin + target], None, False
 
