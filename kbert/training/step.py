@@ -57,6 +57,8 @@ class TrainingStep:
         self.optimizer._all_reduce_sum_gradients = list
 
     def get_compile_config(self):
+        if not self.compiled:
+            return None
         return {
             "optimizer": keras.saving.serialize_keras_object(self.optimizer),
             "jit_compile": self.compiled_by_xla,
