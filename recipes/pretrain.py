@@ -240,7 +240,8 @@ def main(
     # Evaluate and save.
     kbert.save(model, tokenizer, output)
     final_batches = held_out_batches(run.final_evaluation_instances)
-    final = model.evaluate(final_batches, return_dict=True, verbose=0)
+    final_steps = -(-run.final_evaluation_instances // batch_size)
+    final = model.evaluate(final_batches, steps=final_steps, return_dict=True, verbose=0)
     metrics = {f"held_out_{name}": float(value) for name, value in final.items()}
     metrics |= {f"baseline_{name}": value for name, value in baselines_on(final_batches).items()}
     report.finish("Held out", output, {"steps": steps, "parameters": model.count_params(), **metrics})

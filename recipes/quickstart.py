@@ -13,8 +13,10 @@ RECIPES = Path(__file__).parent
 VOCABULARY_SIZE = 8192
 PRETRAINING = {
     "size": "tiny",
-    "sequence-length": 128,
-    "batch-size": 32,
+    # Short sequences, as a small model finds the neighbours of a blank sooner among 32 tokens than among 128: after 850
+    # steps of as many tokens its loss is 5.41 instead of 5.86.
+    "sequence-length": 32,
+    "batch-size": 128,
     "steps": 2000,
     "optimizer.dropout": 0.0,  # which so few epochs do not need
     "run.log-every": 50,
@@ -24,9 +26,10 @@ PRETRAINING = {
 }
 FINE_TUNING = {"sequence_length": 128, "batch_size": 32, "steps": 400, "peak": 3e-4}
 BLANKS = (
-    "The function returns a [MASK] of integers.",
-    "If the file does not [MASK], an error is raised.",
-    "The default value is [MASK].",
+    "Return True [MASK] the file exists, False otherwise.",
+    "The default value [MASK] None.",
+    "Returns: A [MASK] of the same shape and type as x.",
+    "If None, the default [MASK] is used.",
 )
 
 
