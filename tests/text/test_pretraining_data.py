@@ -10,6 +10,7 @@ from small_corpus import VOCABULARY, WORDS, write_corpus
 
 from kbert.text.masking import Masking
 from kbert.text.pretraining_data import GROUP_BLOCKS, InstanceRule, corpus_dataset, pretraining_dataset
+from kbert.text.walk import Walk
 from kbert.text.wordpiece import WordPiece
 
 
@@ -113,6 +114,16 @@ def test_epochs_hold_the_same_documents_in_another_order_with_new_masks(tmp_path
 
     assert sorted(unmasked(both[: len(one)])) == sorted(unmasked(both[len(one) :]))
     assert unmasked(both[: len(one)]) != unmasked(both[len(one) :])
+
+
+def test_each_epoch_walks_all_blocks_in_an_order_of_its_own():
+    def instances(epoch, numbers, skip):
+        return {"input_ids": tf.cast(numbers[:, None], tf.int32)}
+
+    batches = Walk(12, 1, seed=3, epochs=2, position=(0, 0, 0)).batches(instances, 12, True)
+    first, second = (batch["input_ids"][:, 0].tolist() for batch in batches.as_numpy_iterator())
+    assert sorted(first) == sorted(second) == list(range(12))
+    assert first != second and first != sorted(first)
 
 
 @pytest.mark.parametrize("stop", [1, 40])

@@ -1,10 +1,12 @@
 """Token ids from disk are those of the text, and are made again only when what they were made from has changed."""
 
 import numpy as np
+import tensorflow as tf
 from small_corpus import VOCABULARY, write_corpus
 
 from kbert.text.pretraining_data import InstanceRule, corpus_dataset
 from kbert.text.token_cache import CachedTokens
+from kbert.text.tokens import TextTokens
 from kbert.text.wordpiece import WordPiece
 
 
@@ -21,3 +23,18 @@ def test_batches_from_the_cache_equal_those_from_the_text(tmp_path):
             np.testing.assert_array_equal(text[name], cache[name], name)
     CachedTokens(corpus, WordPiece(VOCABULARY, lower_case=False), tmp_path / "cache", lambda *done: told.append(done))
     assert len(told) == 2 * corpus.counts["blocks"], "another tokenizer, other tokens"
+
+
+def test_the_cache_reads_as_far_from_a_place_as_the_text(tmp_path):
+    (tmp_path / "corpus").mkdir()
+    corpus = write_corpus(tmp_path / "corpus", [300, 5_000, 150, 700])
+    tokenizer = WordPiece(VOCABULARY)
+    wanted = np.int64([-3, 0, 1, 2, 10, 30, 10_000] * 4)
+    documents, depths = np.repeat(np.arange(4), 7), np.tile([0.0, 0.3, 0.99], 10)[:28]
+    found = []
+    for tokens in (TextTokens(corpus, tokenizer), CachedTokens(corpus, tokenizer, tmp_path / "cache")):
+        ids, spans = tokens.from_places(*(tf.constant(values) for values in (documents, depths, wanted)))
+        places = zip(spans.starts.numpy().tolist(), spans.lengths.numpy().tolist(), strict=True)
+        found.append([ids.numpy()[start : start + length].tolist() for start, length in places])
+    assert found[0] == found[1]
+    assert all(found[0]) and len({len(ids) for ids in found[0]}) > 5
