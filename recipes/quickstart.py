@@ -82,8 +82,7 @@ def main(
     numbers = json.loads((model / "metrics.json").read_text(encoding="utf-8"))
     numbers |= {f"accuracy, {start}": score for start, score in scores.items()}
     numbers |= {"accuracy, one class for all": 1 / embedded_corpus.CLASSES, "seconds": time.perf_counter() - begin}
-    for text, answer in answers.items():
-        report.table(text, answer, ("piece", "probability"))
+    report.table("Blanks filled in, likeliest first", answers, ("", "[MASK]"))
     report.finish("Quickstart", output, numbers)
     print(f"Watch the training: {Path(sys.executable).parent / 'tensorboard'} --logdir {model / 'logs'}")
 
@@ -138,15 +137,15 @@ def batches_of(examples: list[tuple[str, int]], tokenizer):
     return tf.data.Dataset.from_tensor_slices({**features, "label_ids": list(label_ids)})
 
 
-def fill_blanks(directory: Path) -> dict[str, dict[str, float]]:
-    """What the pre-trained model puts in the blanks, likeliest first."""
+def fill_blanks(directory: Path) -> dict[str, str]:
+    """What the pre-trained model puts in the blank of each text, likeliest first."""
     import kbert
     from kbert.serving.export import FillBlanks
 
     answers = FillBlanks(*kbert.load(directory))(list(BLANKS))
     pieces, probabilities = answers["pieces"].numpy()[:, 0], answers["probabilities"].numpy()[:, 0]
     return {
-        text: {piece.decode(): float(p) for piece, p in zip(*row, strict=True)}
+        text: ", ".join(f"{piece.decode()} {share:.0%}" for piece, share in zip(*row, strict=True))
         for text, *row in zip(BLANKS, pieces, probabilities, strict=True)
     }
 

@@ -143,3 +143,13 @@ def test_bad_input_ends_with_status_2_and_one_line(folder, change, message):
 def test_a_small_p_is_warned_about_with_the_share_lost(folder):
     done = recipe(PRETRAIN.replace("OUT", "cut") + " --masking.max-predictions 2 --steps 1", folder)
     assert done.returncode == 0 and "2 predictions a sequence cut off 60% of a full one's" in done.stdout
+
+
+@pytest.mark.long
+def test_the_quickstart_goes_from_installed_packages_to_filled_blanks(folder):
+    done = recipe("python recipes/quickstart.py --steps 3 --fine-tuning-steps 10", folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Blanks filled in" in done.stdout
+    metrics = json.loads((folder / "runs" / "quickstart" / "metrics.json").read_text())
+    assert {"held_out_masked_lm_loss", "accuracy, pre-trained", "accuracy, from scratch"} <= set(metrics)
+    assert (folder / "saved_models" / "quickstart" / "1" / "saved_model.pb").exists()
