@@ -150,23 +150,13 @@ def main(
 
     import kbert
     from kbert import report
-    from kbert.text.baselines import majority_share, unigram_loss
-    from kbert.text.masking import Masking
-    from kbert.text.pretraining_data import InstanceRule
-    from kbert.text.sentences import CorpusFormat
-    from kbert.text.source import source
+    from kbert.text.baselines import baselines
     from kbert.training.checkpointing import Checkpoint, check_settings
     from kbert.training.monitoring import Evaluate, EventFiles, Monitor, Panels
 
     # Read: everything that can be refused is looked at before long work begins.
     tokenizer = kbert.WordPiece(vocabulary, lower_case=text.lower_case)
-    rule = InstanceRule(
-        sequence_length,
-        masking.max_predictions,
-        objectives,
-        masking.short_sequences,
-        Masking(masking.rate, masking.mask, masking.random, masking.whole_words),
-    )
+    rule = new_instance_rule(sequence_length, objectives, masking)
     config = kbert.BertConfig.from_size(
         size,
         vocab_size=tokenizer.vocab_size,
@@ -174,39 +164,17 @@ def main(
         hidden_dropout_prob=optimizer.dropout,
         attention_probs_dropout_prob=optimizer.dropout,
     )
-    if rule.share_lost:
-        print(f"warning: {rule.predictions} predictions a sequence cut off {rule.share_lost:.0%} of a full one's")
     cache = run.cache or str(Path(output) / "cache")
-    form = CorpusFormat(text.documents, text.sentences, text.bad_text)
-    with report.progress("Looking through the text") as progress:
-        train = source(corpus, tokenizer, rule, form, cache, progress)
-        held = source(held_out, tokenizer, rule, form, cache, progress)
-    settings = {
-        "vocabulary": tokenizer.digest,
-        "corpus": train.digest,
-        "held_out": held.digest,
-        "size": size,
-        "steps": steps,
-        "batch_size": batch_size,
-        "seed": seed,
-        **asdict(rule),
-        **{f"optimizer.{name}": value for name, value in asdict(optimizer).items()},
-    }
+    train, held = read_corpora((corpus, held_out), tokenizer, rule, text, cache)
+    settings = {"vocabulary": tokenizer.digest, "corpus": train.digest, "held_out": held.digest}
+    settings |= {"size": size, "steps": steps, "batch_size": batch_size, "seed": seed, **asdict(rule)}
+    settings |= {f"optimizer.{name}": value for name, value in asdict(optimizer).items()}
     check_settings(output, settings)
     if run.token_cache:
         with report.progress("Tokenizing") as progress:
             train.use_token_cache(cache, progress)
-
-    counts = train.token_counts()
-
-    def held_out_batches(instances):
-        return held.batches(batch_size, seed).take(-(-instances // batch_size))
-
-    def baselines_on(batches):
-        losses = {"masked_lm_loss": unigram_loss(counts, batches)}
-        return losses | ({"next_sentence_accuracy": majority_share(batches)} if rule.next_sentence else {})
-
-    baselines = baselines_on(held_out_batches(run.evaluation_instances))
+    counts, sample = train.token_counts(), held.sample(run.evaluation_instances, batch_size, seed)
+    to_beat = baselines(counts, sample)
 
     # Build and compile.
     keras.utils.set_random_seed(seed)
@@ -218,32 +186,28 @@ def main(
     facts = {f"{name} in the corpus": count for name, count in train.facts.items()}
     facts |= {"parameters": model.count_params(), "steps done": done, "steps": steps}
     facts |= {"devices": ", ".join(device.name for device in tf.config.list_logical_devices())}
-    facts |= {"unigram loss to beat": baselines["masked_lm_loss"], "watch": f"tensorboard --logdir {output}/logs"}
+    facts |= {"unigram loss to beat": to_beat["masked_lm_loss"], "watch": f"tensorboard --logdir {output}/logs"}
     report.table("Pre-training", facts)
 
     # Fit.
     every = run.evaluate_every or max(1, steps // 20)
     events = EventFiles(Path(output) / "logs", checkpoint)
-    evaluate = Evaluate(
-        held_out_batches(run.evaluation_instances), events, every, baselines, show=lambda line: print(f"\n{line}")
-    )
-    panels = Panels(next(iter(held_out_batches(1))), tokenizer.vocabulary, events, every)
+    observers = [
+        Monitor(events, settings, run.log_every),
+        Evaluate(sample, events, every, to_beat, show=lambda line: print(f"\n{line}")),
+        Panels(next(iter(sample)), tokenizer.vocabulary, events, every),
+    ]
     if done < steps:
-        position = tuple(int(part) for part in model.data_position.numpy())
-        model.fit(
-            train.batches(batch_size, seed, position),
-            steps_per_epoch=steps - done,
-            shuffle=False,  # the batches are in their order; Keras warns otherwise
-            callbacks=[Monitor(events, settings, run.log_every), evaluate, panels, checkpoint],
-        )
+        batches = train.batches(batch_size, seed, position=tuple(model.data_position.numpy().tolist()))
+        # The batches are in their order, and Keras warns where it is not told so.
+        model.fit(batches, steps_per_epoch=steps - done, shuffle=False, callbacks=[*observers, checkpoint])
 
     # Evaluate and save.
     kbert.save(model, tokenizer, output)
-    final_batches = held_out_batches(run.final_evaluation_instances)
-    final_steps = -(-run.final_evaluation_instances // batch_size)
-    final = model.evaluate(final_batches, steps=final_steps, return_dict=True, verbose=0)
-    metrics = {f"held_out_{name}": float(value) for name, value in final.items()}
-    metrics |= {f"baseline_{name}": value for name, value in baselines_on(final_batches).items()}
+    final = held.sample(run.final_evaluation_instances, batch_size, seed)
+    reached = model.evaluate(final, return_dict=True, verbose=0)
+    metrics = {f"held_out_{name}": float(value) for name, value in reached.items()}
+    metrics |= {f"baseline_{name}": value for name, value in baselines(counts, final).items()}
     report.finish("Held out", output, {"steps": steps, "parameters": model.count_params(), **metrics})
 
 
@@ -257,6 +221,34 @@ def check_flags(strategy: str, steps: int, batch_size: int, accumulation: int) -
         raise ValueError(
             f"--batch-size {batch_size}: 1 replica x --optimizer.accumulation {accumulation} does not divide it"
         )
+
+
+def new_instance_rule(sequence_length: int, objectives: str, masking: MaskingRule):
+    """The rule that the flags describe; warns where it predicts less than it masks."""
+    from kbert.text.masking import Masking
+    from kbert.text.pretraining_data import InstanceRule
+
+    rule = InstanceRule(
+        sequence_length,
+        masking.max_predictions,
+        objectives,
+        masking.short_sequences,
+        Masking(masking.rate, masking.mask, masking.random, masking.whole_words),
+    )
+    if rule.share_lost:
+        print(f"warning: {rule.predictions} predictions a sequence cut off {rule.share_lost:.0%} of a full one's")
+    return rule
+
+
+def read_corpora(corpora: tuple[list[str], ...], tokenizer, rule, text: TextFormat, cache: str) -> list:
+    """A source of batches for each corpus."""
+    from kbert import report
+    from kbert.text.sentences import CorpusFormat
+    from kbert.text.source import source
+
+    form = CorpusFormat(text.documents, text.sentences, text.bad_text)
+    with report.progress("Looking through the text") as progress:
+        return [source(paths, tokenizer, rule, form, cache, progress) for paths in corpora]
 
 
 def new_optimizer(rule: OptimizerRule, size: str, steps: int):

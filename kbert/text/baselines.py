@@ -22,6 +22,14 @@ def token_counts(corpus: Corpus, tokenizer, seed: int = 1, blocks: int = 128) ->
     return sum(counted.as_numpy_iterator(), np.zeros(tokenizer.vocab_size, np.int64))
 
 
+def baselines(counts: np.ndarray, batches: tf.data.Dataset) -> dict[str, float]:
+    """Both numbers below on the same batches, by the name of the metric that has to pass them."""
+    numbers = {"masked_lm_loss": unigram_loss(counts, batches)}
+    if "next_sentence_labels" in batches.element_spec:
+        numbers["next_sentence_accuracy"] = majority_share(batches)
+    return numbers
+
+
 def unigram_loss(counts: np.ndarray, batches: Iterable[dict]) -> float:
     """The masked-LM loss, in nats, of always predicting the pieces' frequencies (add-one smoothed)."""
     negative_log = -np.log((counts + 1) / (counts.sum() + len(counts)))

@@ -28,7 +28,17 @@ def source(paths: Iterable[str], tokenizer, rule: InstanceRule, form: CorpusForm
     return TextSource(Corpus(files, form, cache, progress), tokenizer, rule)
 
 
-class TextSource:
+class Source:
+    """What both kinds have in common; each has `batches(batch_size, seed, position)`, endless."""
+
+    def sample(self, instances: int, batch_size: int, seed: int = 1) -> tf.data.Dataset:
+        """The first whole batches that hold so many instances: the same ones every time, their number known."""
+        batches = -(-instances // batch_size)
+        dataset = self.batches(batch_size, seed).take(batches)
+        return dataset.apply(tf.data.experimental.assert_cardinality(batches))
+
+
+class TextSource(Source):
     """Plain text, made into instances as it is read.
 
     Attributes: digest, a hash of the text; facts, name -> count, to be shown. Raises ValueError as corpus_dataset does.
@@ -53,7 +63,7 @@ class TextSource:
         return token_counts(self.corpus, self.tokenizer, seed)
 
 
-class RecordSource:
+class RecordSource(Source):
     """TFRecords as Google's create_pretraining_data.py writes them.
 
     Raises ValueError where they do not fit the flags or the vocabulary.

@@ -1,8 +1,9 @@
-"""A vocabulary of a few hundred pieces and text made of it, for tests."""
+"""A vocabulary of a few hundred pieces, text made of it, and TFRecords of instances, for tests."""
 
 import itertools
 
 import numpy as np
+import tensorflow as tf
 
 from kbert.text.documents import Corpus, CorpusFormat
 
@@ -29,3 +30,26 @@ def write_corpus(folder, sizes) -> Corpus:
     for number, size in enumerate(sizes):
         (folder / f"{number:03}.txt").write_text(text(number, size), encoding="utf-8")
     return Corpus([folder], CorpusFormat(documents="file", sentences="line"))
+
+
+def write_records(path, count=40, sequence_length=16, predictions=3, leave_out=()):
+    """TFRecords whose every token is the number of the record."""
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for number in range(count):
+            values = {
+                "input_ids": [number] * sequence_length,
+                "input_mask": [1] * sequence_length,
+                "segment_ids": [0] * sequence_length,
+                "masked_lm_positions": [1, 2, 0],
+                "masked_lm_ids": [number, number + 1, 0],
+                "masked_lm_weights": [1.0, 1.0, 0.0],
+                "next_sentence_labels": [number % 2],
+            }
+            feature = {
+                name: tf.train.Feature(float_list=tf.train.FloatList(value=value))
+                if name == "masked_lm_weights"
+                else tf.train.Feature(int64_list=tf.train.Int64List(value=value))
+                for name, value in values.items()
+                if name not in leave_out
+            }
+            writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())

@@ -2,31 +2,9 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
+from small_corpus import write_records
 
 from kbert.text.records import FEATURES, Records, records_dataset
-
-
-def write_records(path, count=40, sequence_length=16, predictions=3, leave_out=()):
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for number in range(count):
-            values = {
-                "input_ids": [number] * sequence_length,
-                "input_mask": [1] * sequence_length,
-                "segment_ids": [0] * sequence_length,
-                "masked_lm_positions": [1, 2, 0],
-                "masked_lm_ids": [number, number + 1, 0],
-                "masked_lm_weights": [1.0, 1.0, 0.0],
-                "next_sentence_labels": [number % 2],
-            }
-            feature = {
-                name: tf.train.Feature(float_list=tf.train.FloatList(value=value))
-                if name == "masked_lm_weights"
-                else tf.train.Feature(int64_list=tf.train.Int64List(value=value))
-                for name, value in values.items()
-                if name not in leave_out
-            }
-            writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
 
 
 def test_records_become_batches_with_the_pipelines_names_shapes_and_types(tmp_path):

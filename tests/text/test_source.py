@@ -1,0 +1,81 @@
+"""Text and TFRecords answer the same questions; what does not fit the flags is refused."""
+
+import numpy as np
+import pytest
+from small_corpus import VOCABULARY, text, write_records
+
+from kbert.text.baselines import baselines, majority_share, unigram_loss
+from kbert.text.pretraining_data import InstanceRule
+from kbert.text.sentences import CorpusFormat
+from kbert.text.source import source
+from kbert.text.wordpiece import WordPiece
+
+
+def open_source(folder, paths, **rule):
+    rule = InstanceRule(**{"sequence_length": 16, "max_predictions": 3} | rule)
+    form = CorpusFormat(documents="file")
+    return source([str(path) for path in paths], WordPiece(VOCABULARY), rule, form, str(folder / "cache"), print)
+
+
+@pytest.fixture
+def texts(tmp_path):
+    paths = [tmp_path / name for name in ("a.txt", "b.txt")]
+    for number, path in enumerate(paths):
+        path.write_text(text(number, 2_000), encoding="utf-8")
+    return paths
+
+
+@pytest.fixture
+def records(tmp_path):
+    write_records(tmp_path / "a.tfrecord")
+    return tmp_path / "a.tfrecord"
+
+
+@pytest.mark.parametrize("kind", ["texts", "records"])
+def test_a_sample_is_the_same_every_time_and_its_length_known(tmp_path, request, kind):
+    found = request.getfixturevalue(kind)
+    opened = open_source(tmp_path, found if kind == "texts" else [found])
+    sample = opened.sample(70, 8)
+    assert len(sample) == 9  # whole batches
+    first, again = ([batch["input_ids"] for batch in sample.as_numpy_iterator()] for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    assert np.shape(first) == (9, 8, 16)
+
+
+def test_baselines_are_those_of_the_batches_they_are_asked_for(tmp_path, texts):
+    opened = open_source(tmp_path, texts)
+    counts = opened.token_counts()
+    small, large = opened.sample(8, 8), opened.sample(160, 8)
+    for batches in (small, large):
+        expected = {
+            "masked_lm_loss": unigram_loss(counts, list(batches)),
+            "next_sentence_accuracy": majority_share(list(batches)),
+        }
+        assert baselines(counts, batches) == expected
+    assert baselines(counts, small) != baselines(counts, large)
+    alone = open_source(tmp_path, texts, objectives="mlm")
+    assert set(baselines(counts, alone.sample(8, 8))) == {"masked_lm_loss"}
+
+
+def test_the_token_counts_of_records_are_those_of_what_is_predicted(tmp_path, records):
+    counts = open_source(tmp_path, [records]).token_counts()
+    predicted = np.repeat(np.arange(40), 2) + np.tile([0, 1], 40)
+    seen = counts / counts.sum()
+    np.testing.assert_allclose(seen[:41], np.bincount(predicted) / len(predicted), atol=2e-4)
+    assert counts[41:].sum() == 0
+
+
+def test_records_that_do_not_fit_are_refused(tmp_path, texts, records):
+    with pytest.raises(ValueError, match=r"a.txt: lies among TFRecords such as .*a.tfrecord"):
+        open_source(tmp_path, [records, *texts])
+    with pytest.raises(ValueError, match="input_ids has 16 items; the flags say 32"):
+        open_source(tmp_path, [records], sequence_length=32)
+    with pytest.raises(ValueError, match="masked_lm_ids has 3 items; the flags say 2"):
+        open_source(tmp_path, [records], max_predictions=2)
+    with pytest.raises(ValueError, match="expected objectives mlm\\+nsp"):
+        open_source(tmp_path, [records], objectives="mlm")
+    with pytest.raises(ValueError, match="hold token ids already"):
+        open_source(tmp_path, [records]).use_token_cache(str(tmp_path), print)
+    write_records(tmp_path / "many.tfrecord", count=len(VOCABULARY) + 1)
+    with pytest.raises(ValueError, match=rf"holds the id \d+; the vocabulary has {len(VOCABULARY)} pieces"):
+        open_source(tmp_path, [tmp_path / "many.tfrecord"])
