@@ -2,7 +2,7 @@
 
 import numpy as np
 import tensorflow as tf
-from small_corpus import VOCABULARY, write_corpus
+from small_corpus import VOCABULARY, WORDS, write_corpus
 
 from kbert.text.pretraining_data import InstanceRule, corpus_dataset
 from kbert.text.token_cache import CachedTokens
@@ -27,7 +27,8 @@ def test_batches_from_the_cache_equal_those_from_the_text(tmp_path):
 
 def test_the_cache_reads_as_far_from_a_place_as_the_text(tmp_path):
     (tmp_path / "corpus").mkdir()
-    corpus = write_corpus(tmp_path / "corpus", [300, 5_000, 150, 700])
+    (tmp_path / "corpus" / "words.txt").write_text("\n".join(WORDS))  # sentences of one token
+    corpus = write_corpus(tmp_path / "corpus", [300, 5_000, 150])
     tokenizer = WordPiece(VOCABULARY)
     wanted = np.int64([-3, 0, 1, 2, 10, 30, 10_000] * 4)
     documents, depths = np.repeat(np.arange(4), 7), np.tile([0.0, 0.3, 0.99], 10)[:28]
