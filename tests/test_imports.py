@@ -26,7 +26,7 @@ ALLOWED = {
     "kbert.training": ["kbert.training", "kbert.model", "kbert.config", "kbert.whole_file"],
     "kbert.training.step": ["kbert.training"],  # the models are built on it
     "kbert.tasks": ["kbert.tasks", "kbert.text"],
-    "kbert.weights": ["kbert.weights", "kbert.config", "kbert.model", "kbert.text.wordpiece"],
+    "kbert.weights": ["kbert.weights", "kbert.config", "kbert.model", "kbert.text.wordpiece", "kbert.whole_file"],
     "kbert.serving": ["kbert.serving", "kbert.text"],
     "kbert.model_directory": ["kbert.config", "kbert.text", "kbert.model", "kbert.weights", "kbert.whole_file"],
 }
@@ -44,6 +44,7 @@ ALLOWED_FRAMEWORKS = {
     "kbert.training.optimization": {"keras"},
     "kbert.tasks": {"tensorflow"},
     "kbert.weights": {"keras", "tensorflow"},
+    "kbert.weights.huggingface": {"keras", "torch"},  # only to read pytorch_model.bin, where it is installed
     "kbert.serving": {"keras", "tensorflow", "tensorflow_text"},
     "kbert.model_directory": {"keras"},
 }

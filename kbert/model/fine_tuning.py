@@ -1,4 +1,4 @@
-"""Fine-tuning: a task's output layer on a Bert, everything trained end to end (section 4)."""
+"""Fine-tuning: one output layer on a Bert, everything trained end to end (section 4)."""
 
 import keras
 from keras import ops
@@ -8,28 +8,28 @@ from kbert.model.bert import Bert, new_dense
 from kbert.model.dropout import Dropout
 
 
-@keras.saving.register_keras_serializable(package="kbert")
-class BertClassifier(Model):
-    """softmax(C W^T + b) over `num_labels` classes, C the pooled output after dropout (sections 4.1 and 4.4).
+class OneOutputLayer(Model):
+    """A Bert, dropout, and one Dense layer on the vectors that the task reads; a subclass knows the task.
 
-    Called with Bert's features; returns Bert's outputs and `logits` [B, K] in float32. Its loss also needs `label_ids`
-    [B]. Raises ValueError if the Bert has no pooler or num_labels is below 2.
+    Called with Bert's features; returns Bert's outputs and `logits` in float32. `dropout` is what the output layer
+    reads through, by default the config's hidden_dropout_prob. `arguments` are those that make the model again.
     """
 
-    def __init__(self, bert: Bert, num_labels: int = 2, name: str = "bert_classifier", **options):
-        super().__init__(name=name, **options)
-        if not bert.config.pooler:
-            raise ValueError("the Bert's config.pooler is False, expected a Bert with a pooler")
-        if num_labels < 2:
-            raise ValueError(f"num_labels is {num_labels}, expected at least 2")
-        self.bert = bert
-        self.num_labels = num_labels
+    reads = "pooled_output"
+
+    def __init__(self, bert: Bert, units: int, means: tuple[str, ...], dropout: float | None, **options):
+        super().__init__(**options)
         config, policy = bert.config, {"dtype": bert.dtype_policy}
+        if self.reads == "pooled_output" and not config.pooler:
+            raise ValueError("the Bert's config.pooler is False, expected a Bert with a pooler")
+        self.bert = bert
+        self.arguments = {} if dropout is None else {"dropout": dropout}
         with keras.name_scope(self.name, caller=self):
-            self.dropout = Dropout(config.hidden_dropout_prob, name="dropout", **policy)
-            self.classes = new_dense(config, config.hidden_size, num_labels, name="classes", **policy)
+            rate = config.hidden_dropout_prob if dropout is None else dropout
+            self.dropout = Dropout(rate, name="dropout", **policy)
+            self.output_layer = new_dense(config, config.hidden_size, units, name="output_layer", **policy)
         self.loss_names = ("loss",)
-        self.means = {name: keras.metrics.Mean(name=name) for name in ("loss", "accuracy")}
+        self.means = {name: keras.metrics.Mean(name=name) for name in ("loss", *means)}
         self.built = True
 
     @property
@@ -40,9 +40,178 @@ class BertClassifier(Model):
         outputs = self.bert(
             features, training=training, output_all_layers=output_all_layers, output_attentions=output_attentions
         )
-        pooled = self.dropout(outputs["pooled_output"], training=training)
-        outputs["logits"] = ops.cast(self.classes(pooled), "float32")
-        return outputs
+        vectors = self.dropout(outputs[self.reads], training=training)
+        return outputs | self.scores(ops.cast(self.output_layer(vectors), "float32"))
+
+    def scores(self, logits):
+        return {"logits": logits}
+
+    def get_config(self):
+        bert = keras.saving.serialize_keras_object(self.bert)
+        return {**super().get_config(), "bert": bert, **self.arguments}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**{**config, "bert": keras.saving.deserialize_keras_object(config["bert"])})
+
+
+@keras.saving.register_keras_serializable(package="kbert")
+class BertClassifier(OneOutputLayer):
+    """softmax(C W^T + b) over `num_labels` classes, C the pooled output (section 4.1); of one text or of a pair.
+
+    `logits` [B, K]. Its loss also needs `label_ids` [B]; with `multi_label`, where each class is there or not on its
+    own, `label_ids` [B, K] of 0 and 1. `class_weights`, K numbers, say how much each class counts in the loss.
+    Raises ValueError if the Bert has no pooler, num_labels is below 2 (1 with multi_label), or the weights do not fit.
+    """
+
+    def __init__(
+        self,
+        bert: Bert,
+        num_labels: int = 2,
+        multi_label: bool = False,
+        class_weights: list[float] | None = None,
+        dropout: float | None = None,
+        name: str = "bert_classifier",
+        **options,
+    ):
+        least = 1 if multi_label else 2
+        if num_labels < least:
+            raise ValueError(f"num_labels is {num_labels}, expected at least {least}")
+        if class_weights is not None and (len(class_weights) != num_labels or not min(class_weights) > 0):
+            raise ValueError(f"class_weights is {class_weights}, expected {num_labels} positive numbers")
+        super().__init__(bert, num_labels, ("accuracy",), dropout, name=name, **options)
+        self.num_labels, self.multi_label, self.class_weights = num_labels, multi_label, class_weights
+        self.arguments |= {"num_labels": num_labels}
+        self.arguments |= {"multi_label": True} if multi_label else {}
+        self.arguments |= {"class_weights": list(class_weights)} if class_weights else {}
+
+    def weights_of(self, features):
+        weights = self.label_weights(features["label_ids"])
+        return {"loss": ops.sum(weights), "accuracy": ops.cast(ops.size(weights), "float32")}
+
+    def label_weights(self, labels):
+        """How much each label counts in the loss, [B] or [B, K] -> the same shape."""
+        if self.class_weights is None:
+            return ops.ones(ops.shape(labels), "float32")
+        of_class = ops.convert_to_tensor(self.class_weights, "float32")  # [K]
+        return ops.broadcast_to(of_class, ops.shape(labels)) if self.multi_label else ops.take(of_class, labels)
+
+    def sums(self, features, outputs):
+        labels, logits = features["label_ids"], outputs["logits"]
+        if self.multi_label:
+            truth = ops.cast(labels, "float32")
+            loss = ops.softplus(logits) - truth * logits  # of a sigmoid each
+            correct = ops.cast((logits > 0) == (truth > 0.5), "float32")
+        else:
+            loss, correct = cross_entropy(labels, logits)
+        weights = self.weights_of(features)
+        return {
+            "loss": (ops.sum(loss * self.label_weights(labels)), weights["loss"]),
+            "accuracy": (ops.sum(correct), weights["accuracy"]),
+        }
+
+
+@keras.saving.register_keras_serializable(package="kbert")
+class BertRegressor(OneOutputLayer):
+    """One number for a text or a pair: C w + b, C the pooled output, as the paper does STS-B.
+
+    `logits` [B]. Its loss, the mean squared error, also needs `label_values` float [B].
+    """
+
+    def __init__(self, bert: Bert, dropout: float | None = None, name: str = "bert_regressor", **options):
+        super().__init__(bert, 1, ("absolute_error",), dropout, name=name, **options)
+
+    def scores(self, logits):
+        return {"logits": logits[:, 0]}
+
+    def weights_of(self, features):
+        examples = ops.cast(ops.size(features["label_values"]), "float32")
+        return {"loss": examples, "absolute_error": examples}
+
+    def sums(self, features, outputs):
+        error = outputs["logits"] - ops.cast(features["label_values"], "float32")
+        totals = {"loss": ops.sum(ops.square(error)), "absolute_error": ops.sum(ops.abs(error))}
+        weights = self.weights_of(features)
+        return {name: (total, weights[name]) for name, total in totals.items()}
+
+
+@keras.saving.register_keras_serializable(package="kbert")
+class BertTagger(OneOutputLayer):
+    """softmax(T_i W^T + b) for every token (section 5.3).
+
+    `logits` [B, S, K]. Its loss also needs `label_ids` [B, S], negative where nothing is asked.
+    """
+
+    reads = "sequence_output"
+
+    def __init__(self, bert: Bert, num_labels: int, dropout: float | None = None, name: str = "bert_tagger", **options):
+        if num_labels < 2:
+            raise ValueError(f"num_labels is {num_labels}, expected at least 2")
+        super().__init__(bert, num_labels, ("accuracy",), dropout, name=name, **options)
+        self.num_labels = num_labels
+        self.arguments |= {"num_labels": num_labels}
+
+    def weights_of(self, features):
+        asked = ops.sum(ops.cast(features["label_ids"] >= 0, "float32"))
+        return {"loss": asked, "accuracy": asked}
+
+    def sums(self, features, outputs):
+        asked = ops.cast(features["label_ids"] >= 0, "float32")
+        loss, correct = cross_entropy(ops.maximum(features["label_ids"], 0), outputs["logits"])
+        weights = self.weights_of(features)
+        totals = {"loss": ops.sum(loss * asked), "accuracy": ops.sum(correct * asked)}
+        return {name: (total, weights[name]) for name, total in totals.items()}
+
+
+@keras.saving.register_keras_serializable(package="kbert")
+class BertSpanPredictor(OneOutputLayer):
+    """P_i = softmax_i(S . T_i) for the start of an answer, and the same for its end (section 4.2).
+
+    `start_logits`, `end_logits` [B, S]. Its loss, the mean of both, also needs `start_positions`, `end_positions` [B].
+    No dropout by default, as in run_squad.py.
+    """
+
+    reads = "sequence_output"
+
+    def __init__(self, bert: Bert, dropout: float | None = 0.0, name: str = "bert_span_predictor", **options):
+        super().__init__(bert, 2, ("start_accuracy", "end_accuracy"), dropout, name=name, **options)
+
+    def scores(self, logits):
+        return {"start_logits": logits[..., 0], "end_logits": logits[..., 1]}
+
+    def weights_of(self, features):
+        examples = ops.cast(ops.size(features["start_positions"]), "float32")
+        return {"loss": examples, "start_accuracy": examples, "end_accuracy": examples}
+
+    def sums(self, features, outputs):
+        start_loss, start_correct = cross_entropy(features["start_positions"], outputs["start_logits"])
+        end_loss, end_correct = cross_entropy(features["end_positions"], outputs["end_logits"])
+        totals = {
+            "loss": ops.sum(start_loss + end_loss) / 2,
+            "start_accuracy": ops.sum(start_correct),
+            "end_accuracy": ops.sum(end_correct),
+        }
+        weights = self.weights_of(features)
+        return {name: (total, weights[name]) for name, total in totals.items()}
+
+
+@keras.saving.register_keras_serializable(package="kbert")
+class BertMultipleChoice(OneOutputLayer):
+    """Which of N continuations fits: one vector, dot each C, softmax over the N (section 4.4).
+
+    Called with Bert's features as [B, N, S]; `logits` [B, N]; Bert's own outputs have B * N rows. Its loss also needs
+    `label_ids` [B].
+    """
+
+    def __init__(self, bert: Bert, dropout: float | None = None, name: str = "bert_multiple_choice", **options):
+        super().__init__(bert, 1, ("accuracy",), dropout, name=name, **options)
+
+    def call(self, features, training=False, output_all_layers=False, output_attentions=False):
+        batch, choices, length = ops.shape(features["input_ids"])
+        names = ("input_ids", "input_mask", "segment_ids")
+        rows = {name: ops.reshape(features[name], (batch * choices, length)) for name in names}
+        outputs = super().call(rows, training, output_all_layers, output_attentions)
+        return outputs | {"logits": ops.reshape(outputs["logits"], (batch, choices))}
 
     def weights_of(self, features):
         examples = ops.cast(ops.size(features["label_ids"]), "float32")
@@ -51,15 +220,10 @@ class BertClassifier(Model):
     def sums(self, features, outputs):
         loss, correct = cross_entropy(features["label_ids"], outputs["logits"])
         weights = self.weights_of(features)
-        return {
-            "loss": (ops.sum(loss), weights["loss"]),
-            "accuracy": (ops.sum(correct), weights["accuracy"]),
-        }
+        totals = {"loss": ops.sum(loss), "accuracy": ops.sum(correct)}
+        return {name: (total, weights[name]) for name, total in totals.items()}
 
-    def get_config(self):
-        bert = keras.saving.serialize_keras_object(self.bert)
-        return {**super().get_config(), "bert": bert, "num_labels": self.num_labels}
 
-    @classmethod
-    def from_config(cls, config):
-        return cls(**{**config, "bert": keras.saving.deserialize_keras_object(config["bert"])})
+HEADS = {
+    head.__name__: head for head in (BertClassifier, BertRegressor, BertTagger, BertSpanPredictor, BertMultipleChoice)
+}

@@ -10,31 +10,39 @@ from kbert.model.bert import ACTIVATIONS, Bert, gather_positions, new_dense, new
 
 @keras.saving.register_keras_serializable(package="kbert")
 class BertPretrainer(Model):
-    """A Bert with the two heads of pre-training.
+    """A Bert with the two heads of pre-training, or one of them, or none where it is only a place for the Bert.
 
-    Called with Bert's features and `masked_lm_positions` [B, P]; returns Bert's outputs and `masked_lm_logits`
-    [B, P, V] and, with `next_sentence`, `next_sentence_logits` [B, 2] (index 1 = random), both float32. Its losses
-    also need `masked_lm_ids`, `masked_lm_weights` [B, P] and `next_sentence_labels` [B].
+    Called with Bert's features and `masked_lm_positions` [B, P]; returns Bert's outputs and, with `masked_lm`,
+    `masked_lm_logits` [B, P, V] and, with `next_sentence`, `next_sentence_logits` [B, 2] (index 1 = random), both
+    float32. Its losses also need `masked_lm_ids`, `masked_lm_weights` [B, P] and `next_sentence_labels` [B].
     Raises ValueError if `next_sentence` is asked of a config without a pooler.
     """
 
-    def __init__(self, config: BertConfig, next_sentence: bool = True, name: str = "bert_pretrainer", **options):
+    def __init__(
+        self,
+        config: BertConfig,
+        masked_lm: bool = True,
+        next_sentence: bool = True,
+        name: str = "bert_pretrainer",
+        **options,
+    ):
         super().__init__(name=name, **options)
         if next_sentence and not config.pooler:
             raise ValueError("next_sentence is True and config.pooler is False, expected a config with a pooler")
-        self.next_sentence = next_sentence
+        self.masked_lm, self.next_sentence = masked_lm, next_sentence
         hidden, policy = config.hidden_size, {"dtype": self.dtype_policy}
         with keras.name_scope(self.name, caller=self):
             self.bert = Bert(config, **policy)
-            self.masked_lm_dense = new_dense(config, hidden, hidden, name="masked_lm_dense", **policy)
-            self.activation = ACTIVATIONS[config.hidden_act]
-            self.masked_lm_norm = new_layer_norm(config, name="masked_lm_norm", **policy)
-            self.masked_lm_bias = self.add_weight(
-                (config.vocab_size,), initializer="zeros", name="masked_lm_bias", autocast=False
-            )
+            if masked_lm:
+                self.masked_lm_dense = new_dense(config, hidden, hidden, name="masked_lm_dense", **policy)
+                self.activation = ACTIVATIONS[config.hidden_act]
+                self.masked_lm_norm = new_layer_norm(config, name="masked_lm_norm", **policy)
+                self.masked_lm_bias = self.add_weight(
+                    (config.vocab_size,), initializer="zeros", name="masked_lm_bias", autocast=False
+                )
             if next_sentence:
                 self.next_sentence_dense = new_dense(config, hidden, 2, name="next_sentence_dense", **policy)
-        objectives = ("masked_lm", "next_sentence") if next_sentence else ("masked_lm",)
+        objectives = ("masked_lm",) * masked_lm + ("next_sentence",) * next_sentence
         self.loss_names = tuple(f"{objective}_loss" for objective in objectives)
         names = [f"{objective}_{kind}" for objective in objectives for kind in ("loss", "accuracy")]
         self.means = {name: keras.metrics.Mean(name=name) for name in names}
@@ -48,8 +56,9 @@ class BertPretrainer(Model):
         outputs = self.bert(
             features, training=training, output_all_layers=output_all_layers, output_attentions=output_attentions
         )
-        vectors = gather_positions(outputs["sequence_output"], features["masked_lm_positions"])
-        outputs["masked_lm_logits"] = self.masked_lm_logits(vectors)
+        if self.masked_lm:
+            vectors = gather_positions(outputs["sequence_output"], features["masked_lm_positions"])
+            outputs["masked_lm_logits"] = self.masked_lm_logits(vectors)
         if self.next_sentence:
             logits = self.next_sentence_dense(outputs["pooled_output"])
             outputs["next_sentence_logits"] = ops.cast(logits, "float32")
@@ -61,17 +70,21 @@ class BertPretrainer(Model):
         return ops.cast(logits, "float32") + self.masked_lm_bias
 
     def weights_of(self, features):
-        predictions = ops.sum(ops.cast(features["masked_lm_weights"], "float32"))
-        weights = {"masked_lm_loss": predictions, "masked_lm_accuracy": predictions}
+        weights = {}
+        if self.masked_lm:
+            predictions = ops.sum(ops.cast(features["masked_lm_weights"], "float32"))
+            weights |= {"masked_lm_loss": predictions, "masked_lm_accuracy": predictions}
         if self.next_sentence:
             sequences = ops.cast(ops.size(features["next_sentence_labels"]), "float32")
             weights |= {"next_sentence_loss": sequences, "next_sentence_accuracy": sequences}
         return weights
 
     def sums(self, features, outputs):
-        weight = ops.cast(features["masked_lm_weights"], "float32")
-        loss, correct = cross_entropy(features["masked_lm_ids"], outputs["masked_lm_logits"])
-        totals = {"masked_lm_loss": ops.sum(loss * weight), "masked_lm_accuracy": ops.sum(correct * weight)}
+        totals = {}
+        if self.masked_lm:
+            weight = ops.cast(features["masked_lm_weights"], "float32")
+            loss, correct = cross_entropy(features["masked_lm_ids"], outputs["masked_lm_logits"])
+            totals |= {"masked_lm_loss": ops.sum(loss * weight), "masked_lm_accuracy": ops.sum(correct * weight)}
         if self.next_sentence:
             loss, correct = cross_entropy(features["next_sentence_labels"], outputs["next_sentence_logits"])
             totals |= {"next_sentence_loss": ops.sum(loss), "next_sentence_accuracy": ops.sum(correct)}
@@ -79,7 +92,8 @@ class BertPretrainer(Model):
         return {name: (total, weights[name]) for name, total in totals.items()}
 
     def get_config(self):
-        return {**super().get_config(), "config": self.config.to_dict(), "next_sentence": self.next_sentence}
+        heads = {"masked_lm": self.masked_lm, "next_sentence": self.next_sentence}
+        return {**super().get_config(), "config": self.config.to_dict(), **heads}
 
     @classmethod
     def from_config(cls, config):

@@ -1,0 +1,76 @@
+"""A model as its task and its weights by name: what every format stores, and what it says of what does not fit."""
+
+from collections.abc import Callable, Mapping
+
+import keras
+import numpy as np
+
+from kbert.config import BertConfig
+from kbert.model.bert import Bert
+from kbert.model.fine_tuning import HEADS
+from kbert.model.pretraining import BertPretrainer
+
+
+def task_of(model: keras.Model) -> dict:
+    """What a model is beside its config: the class and its arguments. Raises ValueError for a model of another kind."""
+    if isinstance(model, BertPretrainer):
+        return {"model": "BertPretrainer", "masked_lm": model.masked_lm, "next_sentence": model.next_sentence}
+    if type(model) in HEADS.values():
+        return {"model": type(model).__name__, **model.arguments}
+    raise ValueError(f"the model is a {type(model).__name__}, expected one of {', '.join(['BertPretrainer', *HEADS])}")
+
+
+def new_model(config: BertConfig, task: dict) -> keras.Model:
+    """The model of a task, with random weights; raises ValueError for a task that none has."""
+    arguments = {name: value for name, value in task.items() if name != "model"}
+    try:
+        if task.get("model") == "BertPretrainer":
+            return BertPretrainer(config, **arguments)
+        return HEADS[task.get("model")](Bert(config), **arguments)
+    except (KeyError, TypeError) as error:
+        names = ", ".join(["BertPretrainer", *HEADS])
+        raise ValueError(f"{task} is no task ({error}); expected a model of {names} and its arguments") from None
+
+
+def named_weights(model: keras.Model) -> dict:
+    """The weights by names that say where they are, the same whatever the Bert was part of before."""
+    of_bert = {id(weight) for weight in model.bert.weights}
+    names = {}
+    for weight in model.weights:
+        part = model.bert.name if id(weight) in of_bert else model.name
+        rest = f"/{weight.path}".partition(f"/{part}/")[2]
+        names[f"bert/{rest}" if id(weight) in of_bert else rest] = weight
+    return names
+
+
+def values_of(model: keras.Model, name_of: Callable = str, is_transposed: Callable = lambda name: False) -> dict:
+    """The weights as arrays by a format's names: `name_of` gives them, `is_transposed` says which are stored so."""
+    arrays = {name: keras.ops.convert_to_numpy(weight) for name, weight in named_weights(model).items()}
+    return {name_of(name): array.T if is_transposed(name) else array for name, array in arrays.items()}
+
+
+def assign(
+    model: keras.Model,
+    values: Mapping[str, np.ndarray],
+    path,
+    name_of: Callable = str,
+    is_transposed: Callable = lambda name: False,
+) -> None:
+    """Puts arrays by a format's names into a model; the model is left as it was unless every one fits.
+
+    Raises ValueError with all names that are missing or no weight of the model, or the first with another shape.
+    """
+    weights = {name_of(name): (weight, is_transposed(name)) for name, weight in named_weights(model).items()}
+    faults = {"missing": weights.keys() - values.keys(), "no weight of this model": values.keys() - weights.keys()}
+    told = [
+        f"{', '.join(sorted(names))} {'is' if len(names) == 1 else 'are'} {f}" for f, names in faults.items() if names
+    ]
+    if told:
+        raise ValueError(f"{path}: {'; '.join(told)}; expected the weights that the configuration beside it describes")
+    arrays = {name: values[name].T if transposed else values[name] for name, (_, transposed) in weights.items()}
+    for name, (weight, transposed) in weights.items():
+        if arrays[name].shape != tuple(weight.shape):
+            expected = tuple(weight.shape)[::-1] if transposed else tuple(weight.shape)
+            raise ValueError(f"{path}: {name} has the shape {values[name].shape}, expected {expected}")
+    for name, (weight, _) in weights.items():
+        weight.assign(arrays[name])
