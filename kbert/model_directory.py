@@ -48,19 +48,18 @@ def save(model: keras.Model, tokenizer, directory) -> None:
 
 
 def load(directory, lower_case: bool | None = None) -> tuple:
-    """The model and the tokenizer of a model directory, or of a folder of Google's or Hugging Face's.
+    """The model and the tokenizer of a model directory, or of a folder of Google's, Hugging Face's or keras-hub's.
 
     `lower_case` is for a folder that does not say whether its vocabulary is an uncased one. Raises FileNotFoundError or
     ValueError naming the file if one is missing, damaged, or does not fit the others.
     """
     from kbert.text.wordpiece import WordPiece  # TensorFlow, which load_model does without
-    from kbert.weights import google, huggingface
+    from kbert.weights import google, huggingface, keras_hub
 
     directory = Path(directory)
-    if not (directory / "model.weights.h5").exists():
-        for theirs in (google, huggingface):
-            if theirs.is_here(directory):
-                return theirs.read(directory, lower_case)
+    for theirs in (google, huggingface, keras_hub):
+        if theirs.is_here(directory):
+            return theirs.read(directory, lower_case)
     checked(directory)
     config = BertConfig.from_json(directory / "bert_config.json")
     tokenizer = WordPiece(directory / "vocab.txt", lower_case=folder.lower_case(directory, lower_case))

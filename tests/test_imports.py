@@ -44,6 +44,7 @@ ALLOWED_FRAMEWORKS = {
     "kbert.training.optimization": {"keras"},
     "kbert.tasks": {"tensorflow"},
     "kbert.weights": {"keras", "tensorflow"},
+    "kbert.weights.keras_hub": {"keras", "keras_hub"},
     "kbert.weights.huggingface": {"keras", "torch"},  # only to read pytorch_model.bin, where it is installed
     "kbert.serving": {"keras", "tensorflow", "tensorflow_text"},
     "kbert.model_directory": {"keras"},

@@ -1,5 +1,7 @@
 """Pre-training: the masked-LM and next-sentence heads on a Bert, their losses and accuracies (section 3.1)."""
 
+import dataclasses
+
 import keras
 from keras import ops
 
@@ -15,6 +17,7 @@ class BertPretrainer(Model):
     Called with Bert's features and `masked_lm_positions` [B, P]; returns Bert's outputs and, with `masked_lm`,
     `masked_lm_logits` [B, P, V] and, with `next_sentence`, `next_sentence_logits` [B, 2] (index 1 = random), both
     float32. Its losses also need `masked_lm_ids`, `masked_lm_weights` [B, P] and `next_sentence_labels` [B].
+    `masked_lm_changes` are the fields of the config in which the masked-LM head differs, as that of keras-hub does.
     Raises ValueError if `next_sentence` is asked of a config without a pooler.
     """
 
@@ -23,6 +26,7 @@ class BertPretrainer(Model):
         config: BertConfig,
         masked_lm: bool = True,
         next_sentence: bool = True,
+        masked_lm_changes: dict | None = None,
         name: str = "bert_pretrainer",
         **options,
     ):
@@ -30,13 +34,16 @@ class BertPretrainer(Model):
         if next_sentence and not config.pooler:
             raise ValueError("next_sentence is True and config.pooler is False, expected a config with a pooler")
         self.masked_lm, self.next_sentence = masked_lm, next_sentence
+        self.arguments = {"masked_lm": masked_lm, "next_sentence": next_sentence}
+        self.arguments |= {"masked_lm_changes": dict(masked_lm_changes)} if masked_lm_changes else {}
         hidden, policy = config.hidden_size, {"dtype": self.dtype_policy}
         with keras.name_scope(self.name, caller=self):
             self.bert = Bert(config, **policy)
             if masked_lm:
+                of_head = dataclasses.replace(config, **masked_lm_changes or {})
                 self.masked_lm_dense = new_dense(config, hidden, hidden, name="masked_lm_dense", **policy)
-                self.activation = ACTIVATIONS[config.hidden_act]
-                self.masked_lm_norm = new_layer_norm(config, name="masked_lm_norm", **policy)
+                self.activation = ACTIVATIONS[of_head.hidden_act]
+                self.masked_lm_norm = new_layer_norm(of_head, name="masked_lm_norm", **policy)
                 self.masked_lm_bias = self.add_weight(
                     (config.vocab_size,), initializer="zeros", name="masked_lm_bias", autocast=False
                 )
@@ -92,8 +99,7 @@ class BertPretrainer(Model):
         return {name: (total, weights[name]) for name, total in totals.items()}
 
     def get_config(self):
-        heads = {"masked_lm": self.masked_lm, "next_sentence": self.next_sentence}
-        return {**super().get_config(), "config": self.config.to_dict(), **heads}
+        return {**super().get_config(), "config": self.config.to_dict(), **self.arguments}
 
     @classmethod
     def from_config(cls, config):

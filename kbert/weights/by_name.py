@@ -14,7 +14,7 @@ from kbert.model.pretraining import BertPretrainer
 def task_of(model: keras.Model) -> dict:
     """What a model is beside its config: the class and its arguments. Raises ValueError for a model of another kind."""
     if isinstance(model, BertPretrainer):
-        return {"model": "BertPretrainer", "masked_lm": model.masked_lm, "next_sentence": model.next_sentence}
+        return {"model": "BertPretrainer", **model.arguments}
     if type(model) in HEADS.values():
         return {"model": type(model).__name__, **model.arguments}
     raise ValueError(f"the model is a {type(model).__name__}, expected one of {', '.join(['BertPretrainer', *HEADS])}")
@@ -41,6 +41,19 @@ def named_weights(model: keras.Model) -> dict:
         rest = f"/{weight.path}".partition(f"/{part}/")[2]
         names[f"bert/{rest}" if id(weight) in of_bert else rest] = weight
     return names
+
+
+def renamed(name: str, parts: dict[str, str]) -> str:
+    """A name with the first of `parts` that it contains replaced by what stands there in another format."""
+    ours = next((part for part in parts if part in name), None)
+    return name.replace(ours, parts[ours]) if ours else name
+
+
+def without_heads(model: keras.Model) -> BertPretrainer:
+    """The Bert of a model, in a model of its own that shares its weights' values."""
+    alone = BertPretrainer(model.config, masked_lm=False, next_sentence=False)
+    alone.bert.set_weights(model.bert.get_weights())
+    return alone
 
 
 def values_of(model: keras.Model, name_of: Callable = str, is_transposed: Callable = lambda name: False) -> dict:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from kbert.config import BertConfig
 from kbert.text.wordpiece import WordPiece
 from kbert.weights import folder
-from kbert.weights.by_name import assign, new_model, task_of, values_of
+from kbert.weights.by_name import assign, new_model, renamed, task_of, values_of
 
 CHECKPOINT = "bert_model.ckpt"
 SLOTS = re.compile(r"(/adam_[mv]|/lamb_[mv]|global_step|_power)$")
@@ -58,8 +58,7 @@ def name_of(name: str, prefix: str = "") -> str:
     if name.startswith("output_layer/"):
         return f"{prefix}output_{'weights' if name.endswith('kernel') else 'bias'}"
     name = re.sub(r"encoder_layer_(\d+)", lambda found: f"encoder/layer_{int(found[1]) - 1}", name)
-    ours = next((part for part in PARTS if part in name), None)
-    return name.replace(ours, PARTS[ours]) if ours else name
+    return renamed(name, PARTS)
 
 
 def is_transposed(name: str) -> bool:

@@ -225,6 +225,9 @@ def write(model, tokenizer, directory) -> None:
     task, config = task_of(model), model.config
     if config.causal:
         raise ValueError("causal is True, which transformers computes in another class; expected False")
+    for name in ("masked_lm_changes", "class_weights"):
+        if task.get(name):
+            raise ValueError(f"config.json has no place for {name} {task[name]}; expected a model without")
     theirs = {ours: name for name, ours in ACTIVATIONS.items() if name != "gelu_new"}
     fields = {name: getattr(config, ours) for name, ours in FIELDS.items()}
     fields |= {"model_type": "bert", "hidden_act": theirs[config.hidden_act], "pad_token_id": tokenizer.pad_id}
