@@ -11,6 +11,7 @@ labels.txt             only for a classifier whose `labels` are set: the classes
 """
 
 import io
+import os
 from pathlib import Path
 
 import h5py
@@ -50,12 +51,19 @@ def save(model: keras.Model, tokenizer, directory) -> None:
 def load(directory, lower_case: bool | None = None) -> tuple:
     """The model and the tokenizer of a model directory, or of a folder of Google's, Hugging Face's or keras-hub's.
 
-    `lower_case` is for a folder that does not say whether its vocabulary is an uncased one. Raises FileNotFoundError or
-    ValueError naming the file if one is missing, damaged, or does not fit the others.
+    Names are downloaded by the libraries that know them, and cached: hf://OWNER/NAME by huggingface_hub, presets of
+    keras-hub (bert_..., kaggle://...) by keras_hub. `lower_case` is for a folder that does not say whether its
+    vocabulary is an uncased one. Raises FileNotFoundError or ValueError naming the file if one is missing, damaged, or
+    does not fit the others.
     """
     from kbert.text.wordpiece import WordPiece  # TensorFlow, which load_model does without
     from kbert.weights import google, huggingface, keras_hub
 
+    name = os.fspath(directory)
+    if name.startswith(huggingface.HUB):
+        directory = huggingface.downloaded(name)
+    elif name.startswith(keras_hub.NAMES) and not Path(name).exists():
+        return keras_hub.read(name, lower_case)
     directory = Path(directory)
     for theirs in (google, huggingface, keras_hub):
         if theirs.is_here(directory):

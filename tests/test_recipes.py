@@ -21,6 +21,7 @@ SMALLER = {
     "pretrain": "--size tiny --steps 4 --batch-size 8 --sequence-length 32 --run.evaluation-instances 16"
     " --run.final-evaluation-instances 16 --run.checkpoint-every 2 --run.no-xla",
     "export": "",
+    "convert_weights": "",
 }
 
 
@@ -138,6 +139,23 @@ def test_bad_input_ends_with_status_2_and_one_line(folder, change, message):
     assert len(lines) == 1 and lines[0].startswith("pretrain.py: ") and re.search(message, lines[0]), done.stderr
     after = sorted(path for path in folder.rglob("*") if path.is_file() and "cache" not in path.parts)
     assert before == after, "nothing is written or overwritten"
+
+
+def test_a_folder_that_holds_something_is_not_written_into_and_a_format_without_a_place_is_refused(folder):
+    (folder / "full").mkdir(exist_ok=True)
+    (folder / "full" / "a").touch()
+    done = recipe("python recipes/convert_weights.py --input books --output full", folder)
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"{CONVERT}--output full is there already and not empty; give another folder\n",
+    )
+    done = recipe("python recipes/convert_weights.py --input books --output new", folder)
+    assert done.returncode == 2 and done.stderr.startswith(
+        CONVERT + "books/bert_config.json is missing, expected a model"
+    )
+
+
+CONVERT = "convert_weights.py: "
 
 
 def test_a_small_p_is_warned_about_with_the_share_lost(folder):

@@ -107,7 +107,8 @@ class NextSentence:
 class Classify:
     """The class of a text or of a pair of texts: [B] -> `probabilities` float32 [B, K] and `label`, the likeliest, [B].
 
-    `labels` are the names of the K classes; without them they are called "0", "1" and so on.
+    `labels` are the names of the K classes; without them they are called "0", "1" and so on. Probabilities add up to 1,
+    or are each class's own where the model is multi_label.
     """
 
     def __init__(self, model: keras.Model, tokenizer, labels: list[str] | None = None):
@@ -137,7 +138,8 @@ class Classify:
         features = {"input_ids": input_ids, "input_mask": input_mask, "segment_ids": segment_ids}
         logits = self.model(features, training=False)["logits"]
         label = tf.gather(tf.constant(self.labels), tf.argmax(logits, axis=-1))
-        return {"probabilities": tf.nn.softmax(tf.cast(logits, tf.float32)), "label": label}
+        probabilities = tf.sigmoid(logits) if self.model.multi_label else tf.nn.softmax(logits)
+        return {"probabilities": probabilities, "label": label}
 
 
 def export(model: keras.Model, tokenizer, directory: str | os.PathLike, k: int = 5) -> str:
@@ -180,7 +182,7 @@ def _questions(model, tokenizer, k: int) -> list:
     if "masked_lm_loss" in losses:
         pairs = [NextSentence(model, tokenizer)] if "next_sentence_loss" in losses else []
         return [FillBlanks(model, tokenizer, k), *pairs]
-    if hasattr(model, "num_labels"):
+    if hasattr(model, "multi_label"):
         return [Classify(model, tokenizer, getattr(model, "labels", None))]
     raise ValueError(f"model is a {type(model).__name__}, expected a BertPretrainer or a BertClassifier")
 

@@ -17,6 +17,7 @@ from kbert.weights import folder, google
 from kbert.weights.by_name import assign, new_model, task_of, values_of
 from kbert.whole_file import write_whole
 
+HUB = "hf://"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 FIELDS = {
     "attention_probs_dropout_prob": "attention_probs_dropout_prob",
@@ -88,6 +89,26 @@ def is_transposed(name: str) -> bool:
 
 def is_here(directory: Path) -> bool:
     return (directory / "config.json").exists() and any((directory / name).exists() for name in WEIGHTS)
+
+
+def downloaded(name: str) -> Path:
+    """The folder of hf://OWNER/NAME in huggingface_hub's cache, downloaded where it is not there yet.
+
+    Raises ValueError if there is no such model, or no network.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        files = ["config.json", *WEIGHTS, "vocab.txt", "tokenizer.json", "tokenizer_config.json"]
+        folder_of_it = Path(
+            snapshot_download(name.removeprefix(HUB), allow_patterns=[f for f in files if f != WEIGHTS[1]])
+        )
+        if not (folder_of_it / WEIGHTS[0]).exists():
+            folder_of_it = Path(snapshot_download(name.removeprefix(HUB), allow_patterns=files))
+    except Exception as error:  # of the network, of the hub, of a name: each has its own
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{name} cannot be downloaded ({reason}); expected a network, or a folder") from None
+    return folder_of_it
 
 
 def read(directory, lower_case: bool | None = None) -> tuple:

@@ -43,6 +43,7 @@ FIELDS = {
 # Written into their code, not into their files.
 ENCODER = {"hidden_act": "gelu_tanh", "layer_norm_epsilon": 1e-12, "pooler": True, "causal": False}
 HEAD = {"hidden_act": "gelu_erf", "layer_norm_epsilon": 1e-5}
+NAMES = ("bert_", "kaggle://")  # what the names of presets begin with
 KINDS = ("BertBackbone", "BertMaskedLM", "BertTextClassifier")
 
 

@@ -14,10 +14,11 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from kbert.config import BertConfig
 from kbert.model.bert import Bert
-from kbert.model.fine_tuning import BertClassifier
+from kbert.model.fine_tuning import BertClassifier, BertTagger
 from kbert.model.pretraining import BertPretrainer
 from kbert.model_directory import save
 from kbert.serving.export import Classify, FillBlanks, NextSentence, export, next_version
+from kbert.text.packing import pack, special_ids
 from kbert.text.wordpiece import WordPiece
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -306,3 +307,12 @@ def test_what_cannot_answer_is_refused(model, classifier, tokenizer, tmp_path):
         FillBlanks(model, WordPiece(VOCABULARY[:-1]))
     with pytest.raises(ValueError, match="model is a Sequential, expected a BertPretrainer or a BertClassifier"):
         export(keras.Sequential(), tokenizer, tmp_path)
+    with pytest.raises(ValueError, match="model is a BertTagger, expected a BertPretrainer or a BertClassifier"):
+        export(BertTagger(Bert(make_config()), 3), tokenizer, tmp_path)
+
+
+def test_classes_that_exclude_nothing_have_a_probability_each(tokenizer):
+    model = BertClassifier(Bert(make_config()), num_labels=3, multi_label=True)
+    answer = Classify(model, tokenizer)(["ab cd.", "ef"])
+    logits = model(pack(tokenizer(["ab cd.", "ef"]), None, 8, special_ids(tokenizer)))["logits"]
+    np.testing.assert_allclose(answer["probabilities"], 1 / (1 + np.exp(-np.asarray(logits))), atol=1e-6)

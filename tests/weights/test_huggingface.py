@@ -206,6 +206,27 @@ def test_damaged_and_missing_files_are_named(copied):
         kbert.load(folder, lower_case=False)
 
 
+def test_a_name_is_downloaded_by_its_hub_or_refused_in_a_line(monkeypatch):
+    asked = []
+
+    def snapshot_download(name, allow_patterns):
+        asked.append((name, "pytorch_model.bin" in allow_patterns))
+        return str(FOLDERS / "BertModel")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    assert kbert.load("hf://owner/name")[0].config.hidden_size == 12
+    assert asked == [("owner/name", False)]  # torch's file only where there is no other
+
+    def no_network(name, allow_patterns):
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", no_network)
+    with pytest.raises(
+        ValueError, match=r"hf://owner/name cannot be downloaded \(no route to host\); expected a network"
+    ):
+        kbert.load("hf://owner/name")
+
+
 def test_a_causal_model_is_refused_as_a_target(tmp_path):
     config = kbert.BertConfig.from_size("tiny", vocab_size=36, num_hidden_layers=1, causal=True)
     with pytest.raises(ValueError, match="causal is True"):

@@ -135,6 +135,17 @@ def test_heads_that_keras_hub_has_not_are_refused(tmp_path):
             format.write(model, kbert.WordPiece(PIECES), tmp_path / "no")
 
 
+def test_a_preset_of_a_name_is_asked_of_keras_hub(tmp_path, monkeypatch):
+    def no_network(name, **options):
+        raise ConnectionError(f"no route to {name}")
+
+    monkeypatch.setattr(keras_hub.models.BertTokenizer, "from_preset", no_network)
+    with pytest.raises(
+        ValueError, match="bert_tiny_en_uncased: no route to bert_tiny_en_uncased; expected a preset that"
+    ):
+        kbert.load("bert_tiny_en_uncased")
+
+
 def test_damaged_presets_and_those_of_others_are_named(tmp_path):
     preset(tmp_path, "BertBackbone")
     (tmp_path / "model.weights.h5").write_bytes((tmp_path / "model.weights.h5").read_bytes()[:1000])
