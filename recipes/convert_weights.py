@@ -1,6 +1,6 @@
 """Converts a BERT from one format to another, heads and vocabulary included; every weight is kept to the bit.
 
-python recipes/convert_weights.py --input uncased_L-2_H-128_A-2 --output runs/tiny --to kbert --lower-case
+python recipes/convert_weights.py --input uncased_L-2_H-128_A-2 --output runs/tiny --to kbert --lower-case True
 """
 
 from pathlib import Path

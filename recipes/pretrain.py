@@ -1,6 +1,6 @@
 """Pre-trains a BERT on plain text with the masked LM and next sentence prediction (paper, sections 3.1 and A.2)."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -9,6 +9,7 @@ from kbert.command_line import run as start
 # Peak learning rates of BertAdam. Tiny's and Mini's are measured at batch 32: twice as much keeps Mini at the unigram
 # loss for 250 steps and costs Tiny the next sentences; Base's and Large's are the paper's, the others lie between.
 PEAKS = {"tiny": 1e-3, "mini": 5e-4, "small": 4e-4, "medium": 2e-4, "base": 1e-4, "large": 1e-4}
+FURTHER_PEAK = 2e-5  # the release's advice for going on from a trained model
 
 
 @dataclass(frozen=True)
@@ -19,13 +20,13 @@ class TextFormat:
         documents: where a document ends: at each blank line and at the end of a file, or at the end of a file only.
         sentences: split lines (paragraphs) at the ends of sentences, or take each line as one sentence.
         bad_text: refuse a file that is binary or not UTF-8, or skip such files and bytes, with a count.
-        lower_case: lower-case and strip accents, as the uncased models do.
+        lower_case: lower-case and strip accents, as the uncased models do; by default so, or as --start does.
     """
 
     documents: Literal["blank-line", "file"] = "blank-line"
     sentences: Literal["split", "line"] = "split"
     bad_text: Literal["refuse", "skip"] = "refuse"
-    lower_case: bool = True
+    lower_case: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class OptimizerRule:
 
     Args:
         name: BERT's Adam, or LAMB.
-        learning_rate: the peak; by default the size's own.
+        learning_rate: the peak; by default the size's own, and 2e-5 with --start.
         warmup_steps: by default 1% of the steps.
         weight_decay: decoupled, not on biases and LayerNorm.
         clip_norm: limit of the gradients' global norm.
@@ -107,10 +108,11 @@ class RunRule:
 def main(
     corpus: list[str],
     held_out: list[str],
-    vocabulary: str,
     output: str,
     steps: int,
-    size: Literal["tiny", "mini", "small", "medium", "base", "large"] = "tiny",
+    vocabulary: str | None = None,
+    start: str | None = None,
+    size: Literal["tiny", "mini", "small", "medium", "base", "large"] | None = None,
     sequence_length: int = 128,
     batch_size: int = 256,
     objectives: Literal["mlm+nsp", "mlm", "left-to-right"] = "mlm+nsp",
@@ -129,10 +131,11 @@ def main(
     Args:
         corpus: text files (also .gz), folders and globs; or TFRecords of create_pretraining_data.py (*.tfrecord).
         held_out: the same, for evaluation only.
-        vocabulary: vocab.txt, from learn_vocabulary.py or any BERT.
         output: folder of the run.
         steps: updates of the weights.
-        size: tiny (2 layers of 128) to large (24 of 1,024).
+        vocabulary: vocab.txt, from learn_vocabulary.py or any BERT.
+        start: a BERT to go on from, with its size and its vocabulary: a folder or a name, as convert_weights.py takes.
+        size: tiny (2 layers of 128, the default) to large (24 of 1,024); or that of --start.
         sequence_length: tokens per sequence, 8 to 512.
         batch_size: sequences per update, over all replicas.
         objectives: masked LM with or without next sentence prediction; left-to-right is the causal ablation.
@@ -144,6 +147,7 @@ def main(
         run: what happens around the training.
     """
     check_flags(strategy, steps, batch_size, optimizer.accumulation)
+    check_start(start, vocabulary, size)
     # Not at the top, so that --help answers at once.
     import keras
     import tensorflow as tf
@@ -153,22 +157,22 @@ def main(
     from kbert.text.baselines import baselines
     from kbert.training.checkpointing import Checkpoint, check_settings
     from kbert.training.monitoring import Evaluate, EventFiles, Monitor, Panels
+    from kbert.weights.by_name import take_over, weights_digest
 
     # Read: everything that can be refused is looked at before long work begins.
-    tokenizer = kbert.WordPiece(vocabulary, lower_case=text.lower_case)
+    if start:
+        first, tokenizer = kbert.load(start, lower_case=text.lower_case)
+    else:
+        first, tokenizer = None, kbert.WordPiece(vocabulary, lower_case=text.lower_case is not False)
+        size = size or "tiny"
     rule = new_instance_rule(sequence_length, objectives, masking)
-    config = kbert.BertConfig.from_size(
-        size,
-        vocab_size=tokenizer.vocab_size,
-        causal=objectives == "left-to-right",
-        hidden_dropout_prob=optimizer.dropout,
-        attention_probs_dropout_prob=optimizer.dropout,
-    )
+    config = new_config(first, size, tokenizer, rule, optimizer.dropout)
     cache = run.cache or str(Path(output) / "cache")
     train, held = read_corpora((corpus, held_out), tokenizer, rule, text, cache)
     settings = {"vocabulary": tokenizer.digest, "corpus": train.digest, "held_out": held.digest}
     settings |= {"size": size, "steps": steps, "batch_size": batch_size, "seed": seed, **asdict(rule)}
     settings |= {f"optimizer.{name}": value for name, value in asdict(optimizer).items()}
+    settings |= {"start": weights_digest(first)} if start else {}
     check_settings(output, settings)
     if run.token_cache:
         with report.progress("Tokenizing") as progress:
@@ -179,8 +183,12 @@ def main(
     # Build and compile.
     keras.utils.set_random_seed(seed)
     tf.config.experimental.enable_op_determinism()  # on a GPU; a CPU gives the same bits without
-    model = kbert.BertPretrainer(config, next_sentence=rule.next_sentence)
-    model.compile(new_optimizer(optimizer, size, steps), jit_compile=run.xla, accumulation=optimizer.accumulation)
+    changes = getattr(first, "masked_lm_changes", None)
+    model = kbert.BertPretrainer(config, next_sentence=rule.next_sentence, masked_lm_changes=changes)
+    if start:
+        print("new, as the start has none:", ", ".join(take_over(model, first)) or "nothing")
+    peak = optimizer.learning_rate or (FURTHER_PEAK if start else PEAKS[size])
+    model.compile(new_optimizer(optimizer, peak, steps), jit_compile=run.xla, accumulation=optimizer.accumulation)
     checkpoint = Checkpoint(output, settings, every=run.checkpoint_every or max(1, steps // 20), keep=run.keep)
     done = checkpoint.restore(model)
     facts = {f"{name} in the corpus": count for name, count in train.facts.items()}
@@ -209,6 +217,15 @@ def main(
     metrics = {f"held_out_{name}": float(value) for name, value in reached.items()}
     metrics |= {f"baseline_{name}": value for name, value in baselines(counts, final).items()}
     report.finish("Held out", output, {"steps": steps, "parameters": model.count_params(), **metrics})
+
+
+def check_start(start: str | None, vocabulary: str | None, size: str | None) -> None:
+    """Raises ValueError unless either a new model or a start is asked for."""
+    if start is None and vocabulary is None:
+        raise ValueError("neither --vocabulary nor --start: expected one of them")
+    for name, value in (("vocabulary", vocabulary), ("size", size)):
+        if start is not None and value is not None:
+            raise ValueError(f"--{name} {value}: the start {start} brings its own; expected one of both flags")
 
 
 def check_flags(strategy: str, steps: int, batch_size: int, accumulation: int) -> None:
@@ -251,11 +268,25 @@ def read_corpora(corpora: tuple[list[str], ...], tokenizer, rule, text: TextForm
         return [source(paths, tokenizer, rule, form, cache, progress) for paths in corpora]
 
 
-def new_optimizer(rule: OptimizerRule, size: str, steps: int):
+def new_config(first, size: str, tokenizer, rule, dropout: float):
+    """The configuration of the start, or else of the size, with the run's dropout."""
+    import kbert
+
+    dropouts = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    causal = rule.objectives == "left-to-right"
+    if first is None:
+        return kbert.BertConfig.from_size(size, vocab_size=tokenizer.vocab_size, causal=causal, **dropouts)
+    if rule.sequence_length > first.config.max_position_embeddings:
+        limit = first.config.max_position_embeddings
+        raise ValueError(f"sequence_length {rule.sequence_length}; expected at most {limit}, the start's positions")
+    return replace(first.config, pooler=first.config.pooler or rule.next_sentence, causal=causal, **dropouts)
+
+
+def new_optimizer(rule: OptimizerRule, peak: float, steps: int):
     from kbert.training.optimization import LAMB, BertAdam, WarmupLinearDecay
 
     warmup = rule.warmup_steps if rule.warmup_steps is not None else steps // 100
-    schedule = WarmupLinearDecay(rule.learning_rate or PEAKS[size], steps, warmup)
+    schedule = WarmupLinearDecay(peak, steps, warmup)
     kind = BertAdam if rule.name == "adam" else LAMB
     return kind(
         schedule, weight_decay=rule.weight_decay, clip_norm=rule.clip_norm, bias_correction=rule.bias_correction

@@ -14,6 +14,10 @@ import pytest
 from safetensors.numpy import load_file
 from small_corpus import VOCABULARY, text
 
+import kbert
+from kbert.weights import huggingface
+from kbert.weights.by_name import without_heads
+
 ROOT = Path(__file__).parent.parent
 # Later flags win, so that a command of the README stays itself and becomes small.
 SMALLER = {
@@ -58,6 +62,31 @@ def test_every_command_of_the_readme_runs(folder):
     metrics = json.loads((folder / "runs" / "books" / "metrics.json").read_text())
     assert {"held_out_masked_lm_loss", "held_out_next_sentence_accuracy", "baseline_masked_lm_loss"} <= set(metrics)
     assert (folder / "saved_models" / "books" / "1" / "saved_model.pb").exists()
+
+
+FURTHER = (
+    "python recipes/pretrain.py --start START --corpus books/heldout --held-out books/train --output OUT"
+    f" {SMALLER['pretrain'].replace('--size tiny', '')}"
+)
+
+
+def test_pretraining_goes_on_from_a_trained_model_and_names_what_is_new(folder, tmp_path):
+    trained = kbert.BertPretrainer(kbert.BertConfig.from_size("tiny", vocab_size=len(VOCABULARY)))
+    huggingface.write(without_heads(trained), kbert.WordPiece(VOCABULARY), tmp_path / "start")
+    command = FURTHER.replace("START", str(tmp_path / "start")).replace("OUT", str(tmp_path / "further"))
+    done = recipe(command + " --optimizer.learning-rate 1e-9 --steps 2", folder)
+    assert done.returncode == 0, done.stderr
+    new = done.stdout.partition("new, as the start has none: ")[2].split("\n")[0].split(", ")
+    assert len(new) == 7 and {"masked_lm_bias", "next_sentence_dense/kernel"} <= set(new)
+    further, _ = kbert.load(tmp_path / "further")
+    for name in ("position_embeddings", "token_embeddings"):
+        np.testing.assert_allclose(
+            getattr(further.bert.embeddings, name), getattr(trained.bert.embeddings, name), atol=1e-5
+        )
+    done = recipe(command + " --sequence-length 512 --size tiny", folder)
+    assert done.returncode == 2 and "--size tiny: the start" in done.stderr
+    done = recipe(command + " --text.lower-case False", folder)
+    assert done.returncode == 2 and "do_lower_case is True, and lower_case False was asked for" in done.stderr
 
 
 PRETRAIN = (
@@ -120,6 +149,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(folder):
         ("--batch-size 8 --optimizer.accumulation 3", "accumulation 3 does not divide it"),
         ("--strategy mirrored", "--strategy mirrored: expected one"),
         ("--steps many", "many"),
+        ("--start runs/books", "--vocabulary vocab.txt: the start runs/books brings its own"),
         ("--output other", "run.json.*another run's settings: .*seed is 9 there and 1 now"),
         ("--output vocab.txt", "vocab.txt"),
     ],

@@ -33,7 +33,7 @@ class BertPretrainer(Model):
         super().__init__(name=name, **options)
         if next_sentence and not config.pooler:
             raise ValueError("next_sentence is True and config.pooler is False, expected a config with a pooler")
-        self.masked_lm, self.next_sentence = masked_lm, next_sentence
+        self.masked_lm, self.next_sentence, self.masked_lm_changes = masked_lm, next_sentence, masked_lm_changes
         self.arguments = {"masked_lm": masked_lm, "next_sentence": next_sentence}
         self.arguments |= {"masked_lm_changes": dict(masked_lm_changes)} if masked_lm_changes else {}
         hidden, policy = config.hidden_size, {"dtype": self.dtype_policy}

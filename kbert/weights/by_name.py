@@ -1,5 +1,6 @@
 """A model as its task and its weights by name: what every format stores, and what it says of what does not fit."""
 
+import hashlib
 from collections.abc import Callable, Mapping
 
 import keras
@@ -50,16 +51,42 @@ def renamed(name: str, parts: dict[str, str]) -> str:
 
 
 def without_heads(model: keras.Model) -> BertPretrainer:
-    """The Bert of a model, in a model of its own that shares its weights' values."""
+    """The Bert of a model, copied into a model of its own."""
     alone = BertPretrainer(model.config, masked_lm=False, next_sentence=False)
-    alone.bert.set_weights(model.bert.get_weights())
+    take_over(alone, model)
     return alone
+
+
+def take_over(model: keras.Model, start: keras.Model) -> list[str]:
+    """Puts a model's weights into those of the same names of another; the names of the weights that are left new.
+
+    Raises ValueError for a weight of another shape.
+    """
+    given, left = named_weights(start), []
+    for name, weight in named_weights(model).items():
+        if name not in given:
+            left.append(name)
+        elif given[name].shape != weight.shape:
+            shapes = [tuple(one.shape) for one in (given[name], weight)]
+            raise ValueError(f"{name} has the shape {shapes[0]}, expected {shapes[1]}")
+        else:
+            weight.assign(given[name])
+    return left
 
 
 def values_of(model: keras.Model, name_of: Callable = str, is_transposed: Callable = lambda name: False) -> dict:
     """The weights as arrays by a format's names: `name_of` gives them, `is_transposed` says which are stored so."""
     arrays = {name: keras.ops.convert_to_numpy(weight) for name, weight in named_weights(model).items()}
     return {name_of(name): array.T if is_transposed(name) else array for name, array in arrays.items()}
+
+
+def weights_digest(model: keras.Model) -> str:
+    """A hash of all weights with their names: the same for the same model in whatever format it came."""
+    result = hashlib.sha256()
+    for name, value in sorted(values_of(model).items()):
+        result.update(name.encode())
+        result.update(np.ascontiguousarray(value))
+    return result.hexdigest()
 
 
 def assign(

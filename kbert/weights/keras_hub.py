@@ -87,9 +87,10 @@ def read(directory, lower_case: bool | None = None) -> tuple:
         options = {} if kind == "BertBackbone" else {"preprocessor": None}
         theirs = getattr(keras_hub.models, kind).from_preset(str(directory), **options)
     except Exception as error:  # of h5py, json, the hubs: each has its own
-        raise ValueError(
-            f"{directory}: {' '.join(str(error).split())[:300]}; expected a whole preset of BERT"
-        ) from None
+        reason, expected = " ".join(str(error).split())[:200], "a whole preset of BERT"
+        if not path.is_dir():
+            expected = "a preset that keras-hub knows and a network, or a folder"
+        raise ValueError(f"{directory}: {reason}; expected {expected}") from None
     backbone = getattr(theirs, "backbone", theirs)
     fields = {ours: getattr(backbone, name) for name, ours in FIELDS.items()} | ENCODER
     dropouts = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), backbone.dropout)
