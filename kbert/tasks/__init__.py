@@ -1,0 +1,1 @@
+"""Files -> examples -> batches, predictions -> answers -> scores: the tasks of the paper's section 4."""

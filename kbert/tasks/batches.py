@@ -1,0 +1,98 @@
+"""Examples -> batches of one of a few lengths, in an order that depends on the seed alone.
+
+Sequences of like length go together, so that little is padding: each epoch is shuffled, cut into pools of batches,
+each pool sorted by length and its batches shuffled. Batch k can be made without those before it.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from kbert.tasks.examples import Example
+from kbert.text.packing import pack, special_ids
+
+POOL = 16  # batches that are sorted together: enough for like lengths, few enough for a shuffle
+STEP = 16  # every length is a multiple of it: a step is compiled for each, so that there are to be few
+
+
+class Encoded(NamedTuple):
+    """Texts as token ids, ragged int32 [N, (pieces)], and how long each is packed, at most the longest allowed."""
+
+    tokens_a: tf.RaggedTensor
+    tokens_b: tf.RaggedTensor | None
+    targets: dict  # feature name -> [N, ...]
+    lengths: np.ndarray
+    truncated: int
+    tokenizer: object
+
+    def packed(self, rows, length) -> dict:
+        """Features [n, S] of the examples of these numbers, and their targets."""
+        b = None if self.tokens_b is None else tf.gather(self.tokens_b, rows)
+        features = pack(tf.gather(self.tokens_a, rows), b, length, special_ids(self.tokenizer))
+        return features | {name: tf.gather(values, rows) for name, values in self.targets.items()}
+
+
+def encode(examples: Sequence[Example], tokenizer, max_length: int, targets: dict | None = None) -> Encoded:
+    """Tokenizes examples; counts those that are longer than max_length, which are cut at the back when packed.
+
+    targets: label_ids or label_values, one for each example. Raises ValueError where some have a second text only.
+    """
+    pairs = {example.text_b is not None for example in examples}
+    if len(pairs) > 1:
+        raise ValueError(f"{examples[0].where}: some examples are pairs and some are not; expected one kind")
+    tokens_a = tokenizer([example.text_a for example in examples])
+    tokens_b = tokenizer([example.text_b for example in examples]) if pairs == {True} else None
+    lengths = tokens_a.row_lengths().numpy() + 2
+    if tokens_b is not None:
+        lengths = lengths + tokens_b.row_lengths().numpy() + 1
+    truncated = int((lengths > max_length).sum())
+    targets = {name: tf.constant(values) for name, values in (targets or {}).items()}
+    return Encoded(tokens_a, tokens_b, targets, np.minimum(lengths, max_length), truncated, tokenizer)
+
+
+def rounded(length: int, max_length: int) -> int:
+    return min(-(-int(length) // STEP) * STEP, max_length)
+
+
+def plan(lengths: np.ndarray, batch_size: int, epoch: int, seed: int) -> np.ndarray:
+    """The numbers of the examples of each full batch of an epoch, int64 [batches, B]; what is left over waits."""
+    random = np.random.default_rng((seed, epoch))
+    order = random.permutation(len(lengths))
+    order = order[: len(order) // batch_size * batch_size]
+    batches = []
+    for start in range(0, len(order), POOL * batch_size):
+        pool = order[start : start + POOL * batch_size]
+        pool = pool[np.argsort(lengths[pool], kind="stable")].reshape(-1, batch_size)
+        batches.append(random.permutation(pool))
+    return random.permutation(np.concatenate(batches)) if batches else np.empty((0, batch_size), np.int64)
+
+
+def training_batches(encoded: Encoded, batch_size: int, epochs: int, seed: int, max_length: int, start: int = 0):
+    """All full batches of so many epochs from batch number `start` on; data_position ends in the next one's number."""
+    batches = np.concatenate([plan(encoded.lengths, batch_size, epoch, seed) for epoch in range(epochs)])
+    lengths = np.array([rounded(encoded.lengths[rows].max(), max_length) for rows in batches], np.int32)
+    positions = np.zeros((len(batches), 3), np.int64)
+    positions[:, 2] = np.arange(1, len(batches) + 1)
+
+    @tf.autograph.experimental.do_not_convert
+    def make(rows, length, position):
+        return encoded.packed(rows, length) | {"data_position": position}
+
+    dataset = tf.data.Dataset.from_tensor_slices((batches[start:], lengths[start:], positions[start:]))
+    return dataset.map(make, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(tf.data.AUTOTUNE)
+
+
+def answers(model, encoded: Encoded, max_length: int, names: Sequence[str] = ("logits",), batch_size: int = 64) -> dict:
+    """What the model answers for every example, in their order: name -> [N, ...]; like lengths go together."""
+    order = np.argsort(encoded.lengths, kind="stable")
+    call = tf.function(lambda features: model(features, training=False), reduce_retracing=True, autograph=False)
+    found = {name: [] for name in names}
+    for start in range(0, len(order), batch_size):
+        rows = order[start : start + batch_size]
+        outputs = call(encoded.packed(rows, rounded(encoded.lengths[rows].max(), max_length)))
+        for name in names:
+            found[name].append(outputs[name].numpy())
+    back = np.argsort(order)
+    return {name: np.concatenate(parts)[back] for name, parts in found.items()}

@@ -1,0 +1,133 @@
+"""Rows of tsv, csv and jsonl files -> examples of one text or a pair, with a label or none."""
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Example(NamedTuple):
+    """A text or a pair (text_b None: one text) and its label as written, None where there is none to read."""
+
+    text_a: str
+    text_b: str | None
+    label: str | None
+    where: str  # file and line, for what is said of it
+
+
+class Columns(NamedTuple):
+    """Where a file has its texts and labels: names in its header, or numbers from 0 in a file without one."""
+
+    text_a: str | int
+    text_b: str | int | None = None
+    label: str | int | None = None
+
+
+def read(path, columns: Columns) -> list[Example]:
+    """The examples of a .tsv (no quoting, as in GLUE), .csv (quoted) or .jsonl file.
+
+    Raises ValueError naming file and line for a row without one of the columns, an empty label, bytes that are not
+    UTF-8, and a file without rows.
+    """
+    examples = []
+    for where, row in rows(Path(path), numbered=isinstance(columns.text_a, int)):
+        values = [None if column is None else value(where, row, column) for column in columns]
+        if columns.label is not None and not values[2].strip():
+            raise ValueError(f"{where}: {columns.label!r} is empty; expected a label")
+        examples.append(Example(*values, where))
+    if not examples:
+        raise ValueError(f"{path}: holds no examples; expected one a line")
+    return examples
+
+
+def rows(path: Path, numbered: bool = False) -> Iterator[tuple[str, dict]]:
+    """(file and line, name or number -> value) of each row that is not blank; a byte-order mark is passed over."""
+    kind = path.suffix.lower()
+    if kind not in (".tsv", ".csv", ".jsonl"):
+        raise ValueError(f"{path}: ends in {kind or 'nothing'}; expected .tsv, .csv or .jsonl")
+    with open(path, encoding="utf-8-sig", errors="strict", newline="") as file:
+        lines = checked_lines(path, file)
+        if kind == ".jsonl":
+            yield from json_rows(path, lines)
+            return
+        quoting = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {"strict": True}
+        reader = csv.reader(lines, **quoting)
+        header = None if numbered else [name.strip() for name in next(reader, [])]
+        try:
+            for cells in reader:
+                if cells:  # short rows are seen where a column is asked for
+                    pairs = enumerate(cells) if numbered else zip(header, cells, strict=False)
+                    yield f"{path}, line {reader.line_num}", dict(pairs)
+        except csv.Error as error:
+            raise ValueError(f"{path}, line {reader.line_num}: {error}; expected {kind[1:]}") from None
+
+
+def checked_lines(path: Path, file) -> Iterator[str]:
+    number = 0
+    while True:
+        try:
+            line = file.readline()
+        except UnicodeDecodeError as error:
+            # The decoder reads ahead, so that the line is the first that can be it.
+            raise ValueError(f"{path}, at line {number + 1} or soon after it: {error.reason}, expected UTF-8") from None
+        if not line:
+            return
+        number += 1
+        yield line.replace("\0", "\ufffd")
+
+
+def json_rows(path: Path, lines: Iterator[str]) -> Iterator[tuple[str, dict]]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}; expected a JSON object") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}, line {number}: a {type(row).__name__}; expected a JSON object")
+        yield f"{path}, line {number}", row
+
+
+def value(where: str, row: dict, column: str | int) -> str:
+    if row.get(column) is None:
+        have = ", ".join(map(str, row)) if isinstance(column, str) else f"{len(row)} columns"
+        raise ValueError(f"{where}: no column {column!r} among {have}")
+    found = row[column]
+    return found if isinstance(found, str) else json.dumps(found)
+
+
+def label_names(examples: Sequence[Example]) -> list[str]:
+    """The labels of training examples in their order, numbers as numbers. Raises ValueError if there is but one."""
+    names = sorted({example.label for example in examples}, key=lambda name: (_number(name), name))
+    if len(names) < 2:
+        raise ValueError(f"{examples[0].where}: every label of the file is {names[0]!r}; expected at least 2 labels")
+    return names
+
+
+def label_ids(examples: Sequence[Example], labels: Sequence[str]) -> list[int]:
+    """The number of each label. Raises ValueError naming file and line of one that is not among them."""
+    numbers = {label: number for number, label in enumerate(labels)}
+    for example in examples:
+        if example.label not in numbers:
+            raise ValueError(f"{example.where}: the label {example.label!r} is unknown; expected {', '.join(labels)}")
+    return [numbers[example.label] for example in examples]
+
+
+def label_values(examples: Sequence[Example]) -> list[float]:
+    """The labels as numbers. Raises ValueError naming file and line of one that is no finite number."""
+    values = [_number(example.label) for example in examples]
+    for example, number in zip(examples, values, strict=True):
+        if number == float("inf"):
+            raise ValueError(f"{example.where}: the label {example.label!r} is no number; expected one")
+    return values
+
+
+def _number(text: str) -> float:
+    """The number that a text is, infinity for any that is none."""
+    try:
+        number = float(text)
+    except ValueError:
+        return float("inf")
+    return number if abs(number) < float("inf") else float("inf")

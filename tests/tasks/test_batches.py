@@ -1,0 +1,77 @@
+"""Each example is in one batch of an epoch, in like lengths; any batch can be made without those before it."""
+
+import numpy as np
+import pytest
+from small_corpus import VOCABULARY, WORDS
+
+from kbert.tasks import batches
+from kbert.tasks.examples import Example
+from kbert.text.wordpiece import WordPiece
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return WordPiece(VOCABULARY)
+
+
+def make(count: int, pairs: bool = False) -> list[Example]:
+    random = np.random.default_rng(1)
+    words = [" ".join(random.choice(WORDS, length)) for length in random.integers(1, 60, 2 * count)]
+    return [Example(words[2 * n], words[2 * n + 1] if pairs else None, "1", f"f, line {n}") for n in range(count)]
+
+
+@pytest.fixture(scope="module")
+def encoded(tokenizer):
+    return batches.encode(make(203), tokenizer, 48, {"label_ids": np.arange(203, dtype=np.int32)})
+
+
+def test_each_epoch_has_each_example_once_in_an_order_of_its_own(encoded):
+    plans = [batches.plan(encoded.lengths, 8, epoch, seed=1) for epoch in range(2)]
+    for plan in plans:
+        assert plan.shape == (25, 8) and len(np.unique(plan)) == 200  # the 3 left over wait
+    assert not np.array_equal(*plans)
+    assert not np.array_equal(plans[0], batches.plan(encoded.lengths, 8, 0, seed=2))
+    np.testing.assert_array_equal(plans[0], batches.plan(encoded.lengths, 8, 0, seed=1))
+
+
+def test_like_lengths_go_together_and_every_length_is_one_of_a_few(encoded):
+    rows = list(batches.training_batches(encoded, 8, 1, 1, 48).as_numpy_iterator())
+    lengths = [batch["input_ids"].shape[1] for batch in rows]
+    assert set(lengths) == {16, 32, 48} and lengths != sorted(lengths)
+    padding = 1 - sum(batch["input_mask"].sum() for batch in rows) / sum(batch["input_mask"].size for batch in rows)
+    assert padding < 0.25 < 1 - encoded.lengths.mean() / 48
+    for batch in rows:
+        np.testing.assert_array_equal(batch["input_mask"].sum(1), encoded.lengths[batch["label_ids"]])
+
+
+def test_batches_go_on_from_any_number(encoded):
+    whole = list(batches.training_batches(encoded, 8, 3, 1, 48).as_numpy_iterator())
+    rest = list(batches.training_batches(encoded, 8, 3, 1, 48, start=31).as_numpy_iterator())
+    assert len(whole) == 75 and len(rest) == 44
+    assert whole[30]["data_position"].tolist() == [0, 0, 31]
+    for one, other in zip(whole[31:], rest, strict=True):
+        np.testing.assert_array_equal(one["input_ids"], other["input_ids"])
+
+
+def test_pairs_are_packed_and_long_ones_counted(tokenizer):
+    examples = make(20, pairs=True)
+    encoded = batches.encode(examples, tokenizer, 48)
+    sizes = [len(tokenizer([e.text_a])[0]) + len(tokenizer([e.text_b])[0]) + 3 for e in examples]
+    assert encoded.truncated == sum(size > 48 for size in sizes) > 0
+    assert encoded.lengths.tolist() == [min(size, 48) for size in sizes]
+    packed = encoded.packed(np.arange(20), 48)
+    assert (packed["input_mask"].numpy().sum(1) == encoded.lengths).all() and packed["segment_ids"].numpy().max() == 1
+    with pytest.raises(ValueError, match="f, line 0: some examples are pairs and some are not"):
+        batches.encode([examples[0], make(1)[0]], tokenizer, 48)
+
+
+def test_answers_come_in_the_order_of_the_examples(encoded):
+    def model(features, training):
+        return {"logits": features["label_ids"], "tokens": features["input_mask"]}
+
+    found = batches.answers(model, encoded, 48, ("logits",), batch_size=16)["logits"]
+    np.testing.assert_array_equal(found, np.arange(203))
+
+
+def test_too_few_examples_for_a_batch_make_none(encoded):
+    assert batches.plan(encoded.lengths[:3], 8, 0, 1).shape == (0, 8)
