@@ -26,6 +26,7 @@ SMALLER = {
     " --run.final-evaluation-instances 16 --run.checkpoint-every 2 --run.no-xla",
     "export": "",
     "convert_weights": "",
+    "fine_tune_glue": "--learning-rates 1e-3 3e-4 --epochs 1 --restarts 2 --batch-sizes 4 --sequence-length 32",
 }
 
 
@@ -44,6 +45,11 @@ def folder(tmp_path_factory):
         (folder / "books" / split).mkdir(parents=True)
         for number in range(count):
             (folder / "books" / split / f"{number}.txt").write_text(text(number + count, 3_000), encoding="utf-8")
+    (folder / "glue" / "MRPC").mkdir(parents=True)
+    for name, count in (("train", 12), ("dev", 8), ("test", 5)):
+        lines = [f"{n % 2}\t{n}\t{n}\t{text(n, 40)}\t{text(n + n % 2, 40)}".replace("\n", " ") for n in range(count)]
+        header = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
+        (folder / "glue" / "MRPC" / f"{name}.tsv").write_text(header + "".join(f"{line}\n" for line in lines))
     (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
     return folder
 
@@ -62,6 +68,11 @@ def test_every_command_of_the_readme_runs(folder):
     metrics = json.loads((folder / "runs" / "books" / "metrics.json").read_text())
     assert {"held_out_masked_lm_loss", "held_out_next_sentence_accuracy", "baseline_masked_lm_loss"} <= set(metrics)
     assert (folder / "saved_models" / "books" / "1" / "saved_model.pb").exists()
+    tuned = folder / "runs" / "mrpc"
+    assert {"dev_f1", "dev_accuracy"} == set(json.loads((tuned / "metrics.json").read_text()))
+    assert len(list(tuned.glob("runs/*/metrics.json"))) == 4 and (tuned / "confusion_matrix.png").exists()
+    assert (tuned / "MRPC.tsv").read_text().count("\n") == 6
+    assert kbert.load(tuned)[0].labels == ["0", "1"]
 
 
 FURTHER = (

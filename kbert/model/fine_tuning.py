@@ -224,6 +224,34 @@ class BertMultipleChoice(OneOutputLayer):
         return {name: (total, weights[name]) for name, total in totals.items()}
 
 
+def freeze(bert: Bert, layers: int) -> None:
+    """Keeps the embeddings and the first `layers` layers as they are; 0 trains everything.
+
+    Before `compile`. Raises ValueError for more layers than there are.
+    """
+    if not 0 <= layers <= len(bert.encoder_layers):
+        raise ValueError(f"{layers} layers to freeze, expected 0 to {len(bert.encoder_layers)}")
+    for layer in [bert.embeddings, *bert.encoder_layers[:layers]] if layers else []:
+        layer.trainable = False
+
+
+def reinitialize(bert: Bert, layers: int) -> None:
+    """Draws the last `layers` layers and the pooler anew, which can steady small sets (Zhang et al. 2021, 2006.05987).
+
+    0 changes nothing. Raises ValueError for more layers than there are.
+    """
+    if not 0 <= layers <= len(bert.encoder_layers):
+        raise ValueError(f"{layers} layers to draw anew, expected 0 to {len(bert.encoder_layers)}")
+    fresh = Bert(bert.config) if layers else bert
+    old, new = (
+        [*one.encoder_layers[len(one.encoder_layers) - layers :], getattr(one, "pooler", None)] for one in (bert, fresh)
+    )
+    for layer, drawn in zip(old, new, strict=True):
+        if layers and layer is not None:
+            for weight, value in zip(layer.weights, drawn.weights, strict=True):
+                weight.assign(value)
+
+
 HEADS = {
     head.__name__: head for head in (BertClassifier, BertRegressor, BertTagger, BertSpanPredictor, BertMultipleChoice)
 }

@@ -87,11 +87,13 @@ def training_batches(encoded: Encoded, batch_size: int, epochs: int, seed: int, 
 def answers(model, encoded: Encoded, max_length: int, names: Sequence[str] = ("logits",), batch_size: int = 64) -> dict:
     """What the model answers for every example, in their order: name -> [N, ...]; like lengths go together."""
     order = np.argsort(encoded.lengths, kind="stable")
-    call = tf.function(lambda features: model(features, training=False), reduce_retracing=True, autograph=False)
+    spec = {name: tf.TensorSpec([None, None], tf.int32) for name in ("input_ids", "input_mask", "segment_ids")}
+    call = tf.function(lambda features: model(features, training=False), [spec], autograph=False)
     found = {name: [] for name in names}
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
-        outputs = call(encoded.packed(rows, rounded(encoded.lengths[rows].max(), max_length)))
+        features = encoded.packed(rows, rounded(encoded.lengths[rows].max(), max_length))
+        outputs = call({name: features[name] for name in spec})
         for name in names:
             found[name].append(outputs[name].numpy())
     back = np.argsort(order)

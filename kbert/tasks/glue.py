@@ -81,8 +81,9 @@ def found(folder, name: str) -> Path:
 
 SCORES = {
     "accuracy": lambda truth, answer: accuracy_score(truth, answer),
-    "f1": lambda truth, answer: f1_score(truth, answer),
-    "macro_f1": lambda truth, answer: f1_score(truth, answer, average="macro"),
+    "f1": lambda truth, answer: f1_score(truth, answer, zero_division=0),
+    "macro_f1": lambda truth, answer: f1_score(truth, answer, average="macro", zero_division=0),
+    "micro_f1": lambda truth, answer: f1_score(truth, answer, average="micro", zero_division=0),
     "matthews_correlation": lambda truth, answer: matthews_corrcoef(truth, answer),
     "pearson": lambda truth, answer: correlation(pearsonr, truth, answer),
     "spearman": lambda truth, answer: correlation(spearmanr, truth, answer),
@@ -99,10 +100,8 @@ def scores(metrics: Sequence[str], truth: np.ndarray, answer: np.ndarray) -> dic
     return {name: float(SCORES[name](truth, answer)) for name in metrics}
 
 
-def submission(task: Task, answer: np.ndarray) -> str:
-    """Answers [N] in the format of GLUE's server: a header, then number and label of each."""
-    if task.labels:
-        named = [task.labels[number] for number in answer]
-    else:
-        named = [f"{min(max(float(number), 0.0), 5.0):.3f}" for number in answer]
-    return "".join(f"{index}\t{name}\n" for index, name in [("index", "prediction"), *enumerate(named)])
+def submission(task: Task, answers: Sequence[str]) -> str:
+    """Answers as written, in the format of GLUE's server: a header, then number and label of each."""
+    if not task.labels:
+        answers = [f"{min(max(float(number), 0.0), 5.0):.3f}" for number in answers]
+    return "".join(f"{index}\t{name}\n" for index, name in [("index", "prediction"), *enumerate(answers)])

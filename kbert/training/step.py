@@ -187,8 +187,10 @@ class TrainingStep:
                 sums = self.sums(features, self(features, training=True))
                 # By the weights on all replicas: the gradients add up to those of the whole batch (TRAPS 2).
                 loss = sum(tf.math.divide_no_nan(sums[name][0], weights[name]) for name in self.loss_names)
-        # Dense, as a reduction of IndexedSlices is slow or fails (TRAPS 12).
-        gradients = [tf.convert_to_tensor(gradient) for gradient in tape.gradient(loss, self.trainable_variables)]
+        variables = self.trainable_variables
+        # Dense, as a reduction of IndexedSlices is slow or fails (TRAPS 12); of known shape where a batch has none.
+        gradients = [tf.convert_to_tensor(gradient) for gradient in tape.gradient(loss, variables)]
+        gradients = [tf.ensure_shape(g, variable.shape) for g, variable in zip(gradients, variables, strict=True)]
         return gradients, sums, [scope.get_current_value(state) for state in states]
 
     def _forward(self, features):

@@ -15,6 +15,8 @@ from kbert.model.fine_tuning import (
     BertRegressor,
     BertSpanPredictor,
     BertTagger,
+    freeze,
+    reinitialize,
 )
 
 READS = {"BertTagger": "sequence_output", "BertSpanPredictor": "sequence_output"}
@@ -181,6 +183,31 @@ def test_a_keras_file_holds_the_bert_and_the_output_layer(config, examples, tmp_
     outputs, expected = (numpy(one(shaped(head, examples))) for one in (loaded, model))
     for name, value in expected.items():
         np.testing.assert_array_equal(outputs[name], value)
+
+
+def test_frozen_layers_are_the_first_and_the_embeddings(config):
+    model = new("BertClassifier", config)
+    freeze(model.bert, 1)
+    left = {v.path.split("/")[2] for v in model.trainable_variables if "/bert/" in f"/{v.path}"}
+    assert not [v.path for v in model.trainable_variables if "embeddings" in v.path or "encoder_layer_1" in v.path]
+    assert len(model.trainable_variables) == 16 + 2 + 2, left  # the second layer, the pooler, the output layer
+    freeze(new("BertClassifier", config).bert, 0)
+    with pytest.raises(ValueError, match="3 layers to freeze, expected 0 to 2"):
+        freeze(model.bert, 3)
+
+
+def test_reinitialized_layers_are_the_last_and_the_pooler(config):
+    model = new("BertClassifier", config)
+    before = {v.path: v.numpy() for v in model.bert.weights}
+    reinitialize(model.bert, 0)
+    assert all(np.array_equal(before[v.path], v.numpy()) for v in model.bert.weights)
+    reinitialize(model.bert, 1)
+    changed = {
+        v.path.partition("bert/")[2].split("/")[0] for v in model.bert.weights if (v.numpy() != before[v.path]).any()
+    }
+    assert changed == {"encoder_layer_2", "pooler"}
+    with pytest.raises(ValueError, match="3 layers to draw anew, expected 0 to 2"):
+        reinitialize(model.bert, 3)
 
 
 @pytest.mark.parametrize("head", [BertClassifier, BertRegressor, BertMultipleChoice])

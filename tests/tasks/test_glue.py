@@ -98,5 +98,6 @@ def test_scores_are_those_of_the_definitions():
 
 def test_answers_are_written_as_glues_server_takes_them():
     rte, sts = glue.task_named("rte"), glue.task_named("sts-b")
-    assert glue.submission(rte, np.array([1, 0])) == "index\tprediction\n0\tnot_entailment\n1\tentailment\n"
-    assert glue.submission(sts, np.array([-0.2, 5.7, 2.34567])) == "index\tprediction\n0\t0.000\n1\t5.000\n2\t2.346\n"
+    named = ["not_entailment", "entailment"]
+    assert glue.submission(rte, named) == "index\tprediction\n0\tnot_entailment\n1\tentailment\n"
+    assert glue.submission(sts, ["-0.2", "5.7", "2.34567"]) == "index\tprediction\n0\t0.000\n1\t5.000\n2\t2.346\n"

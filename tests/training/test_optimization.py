@@ -285,3 +285,21 @@ def test_sparse_gradients_of_an_embedding_count_repeated_rows_as_one():
     (gradient,), norm = clip_by_global_norm([slices], 5.0)
     assert float(norm) == pytest.approx(10)
     np.testing.assert_allclose(gradient.numpy(), [[4], [3], [0]], rtol=1e-6)
+
+
+def test_with_layer_decay_each_layer_moves_less_than_the_one_above():
+    config = BertConfig.from_size("tiny", vocab_size=100, num_hidden_layers=3, hidden_size=8)
+    moved = {}
+    for decay in (1.0, 0.5):
+        keras.utils.set_random_seed(1)
+        model = BertPretrainer(config)
+        before = {v.path: v.numpy() for v in model.trainable_variables}
+        optimizer = BertAdam(1e-2, layer_decay=decay, weight_decay=0.0)
+        optimizer.apply([keras.ops.ones_like(v) for v in model.trainable_variables], model.trainable_variables)
+        moved[decay] = {v.path: np.abs(v.numpy() - before[v.path]).max() for v in model.trainable_variables}
+    ratios = {path: moved[0.5][path] / moved[1.0][path] for path in moved[1.0]}
+    expected = {"masked_lm_dense": 1, "pooler": 1, "encoder_layer_3": 0.5, "encoder_layer_2": 0.25}
+    expected |= {"encoder_layer_1": 0.125, "embeddings": 0.0625}
+    for part, ratio in expected.items():
+        found = [value for path, value in ratios.items() if f"/{part}/" in path]
+        assert found and found == pytest.approx([ratio] * len(found), rel=1e-3), part

@@ -1,0 +1,100 @@
+"""Texts or pairs with a class, any number of labels, or a number each: a task of GLUE, or files of one's own."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from kbert.tasks import glue
+from kbert.tasks.examples import Columns, Example, label_ids, label_names, label_values, read
+
+METRICS = {
+    "class": ("accuracy", "macro_f1", "matthews_correlation"),
+    "labels": ("micro_f1", "macro_f1", "accuracy"),
+    "number": ("spearman", "pearson"),
+}
+
+
+class Problem(NamedTuple):
+    """What is learned and how it is judged.
+
+    train; dev and test by name (test without labels); kind: class, labels or number; labels: names, none for a number;
+    metrics: of which the first decides.
+    """
+
+    train: list[Example]
+    dev: dict[str, list[Example]]
+    test: dict[str, list[Example]]
+    kind: str
+    labels: list[str]
+    metrics: tuple[str, ...]
+
+    def targets(self, examples: Sequence[Example]) -> dict:
+        """label_ids int32 [N] or (labels) [N, K], or label_values float32 [N]. Raises ValueError with file and line."""
+        if self.kind == "number":
+            return {"label_values": np.float32(label_values(examples))}
+        if self.kind == "class":
+            return {"label_ids": np.int32(label_ids(examples, self.labels))}
+        parts = [parted(example) for example in examples]
+        ids = np.zeros((len(examples), len(self.labels)), np.int32)
+        for row, labels in enumerate(parts):
+            ids[row, label_ids(labels, self.labels)] = 1
+        return {"label_ids": ids}
+
+    def answers(self, logits: np.ndarray) -> np.ndarray:
+        """What is answered, in the form of the targets: [N, K] or [N] -> [N] or [N, K]."""
+        match self.kind:
+            case "class":
+                return logits.argmax(axis=-1)
+            case "labels":
+                return (logits > 0).astype(np.int32)
+        return logits
+
+    def scores(self, examples: Sequence[Example], logits: np.ndarray) -> dict[str, float]:
+        truth = next(iter(self.targets(examples).values()))
+        return glue.scores(self.metrics, truth, self.answers(logits))
+
+    def written(self, logits: np.ndarray) -> list[str]:
+        """The answers as they stand in a file."""
+        answers = self.answers(logits)
+        match self.kind:
+            case "class":
+                return [self.labels[number] for number in answers]
+            case "labels":
+                return [",".join(self.labels[number] for number in np.flatnonzero(row)) for row in answers]
+        return [f"{number:.4f}" for number in answers]
+
+
+def of_task(name: str, folder) -> Problem:
+    """A task of GLUE; raises ValueError or FileNotFoundError for another name and for missing files."""
+    task = glue.task_named(name)
+    train, dev = glue.train_examples(task, folder), glue.dev_examples(task, folder)
+    kind = "class" if task.labels else "number"
+    return Problem(train, dev, glue.test_examples(task, folder), kind, list(task.labels), task.metrics)
+
+
+def of_files(train, dev, test, text_a: str, text_b: str | None, label: str, kind: str) -> Problem:
+    """Files of one's own; the labels are those of the training file."""
+    columns = Columns(text_a, text_b, label)
+    examples = read(train, columns)
+    labels = []
+    if kind == "class":
+        labels = label_names(examples)
+    elif kind == "labels":
+        labels = label_names([one for example in examples for one in parted(example)])
+    tests = {Path(test).stem: read(test, Columns(text_a, text_b))} if test else {}
+    return Problem(examples, {Path(dev).stem: read(dev, columns)}, tests, kind, labels, METRICS[kind])
+
+
+def parted(example: Example) -> list[Example]:
+    """One example for each of the labels, which commas part."""
+    labels = [part.strip() for part in example.label.split(",")]
+    return [example._replace(label=label) for label in labels if label]
+
+
+def balanced_weights(targets: dict, classes: int) -> list[float]:
+    """A weight for each class, such that all classes count alike and the mean over the examples is 1."""
+    ids = targets["label_ids"]
+    counts = ids.sum(axis=0) if ids.ndim == 2 else np.bincount(ids, minlength=classes)
+    return (len(ids) / (classes * np.maximum(counts, 1))).tolist()

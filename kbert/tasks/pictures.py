@@ -1,0 +1,28 @@
+"""Pictures of what a task's model answers, as pixels for TensorBoard."""
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+
+def confusion_matrix(truth: np.ndarray, answer: np.ndarray, labels: list[str]) -> np.ndarray:
+    """How often each true label got each answer, label ids [N], [N] -> a picture uint8 [height, width, 3].
+
+    The colour is the share of the true label, the number the count.
+    """
+    counts = np.zeros((len(labels), len(labels)), np.int64)
+    np.add.at(counts, (truth, answer), 1)
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    size = 2 + 0.5 * len(labels)
+    figure = Figure(figsize=(size + 1, size), dpi=100, layout="constrained")
+    axes = figure.add_subplot()
+    axes.imshow(shares, vmin=0, vmax=1, cmap="Blues")
+    axes.set(xlabel="answer", ylabel="truth", xticks=range(len(labels)), yticks=range(len(labels)))
+    axes.set_xticklabels(labels, rotation=45, ha="right")
+    axes.set_yticklabels(labels)
+    for row, column in np.ndindex(counts.shape):
+        color = "white" if shares[row, column] > 0.5 else "black"
+        axes.text(column, row, counts[row, column], ha="center", va="center", color=color)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()

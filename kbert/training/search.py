@@ -1,0 +1,109 @@
+"""The paper's way to fine-tune: a run for each setting and restart, the best on dev kept (section 4.1, appendix A.3).
+
+A run that was killed goes on from its checkpoint, a search from its last finished run.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import keras
+
+from kbert.training.checkpointing import Checkpoint
+from kbert.training.monitoring import EventFiles, Monitor
+from kbert.training.optimization import BertAdam, WarmupLinearDecay
+from kbert.whole_file import write_whole
+
+
+class Trial(NamedTuple):
+    """One run of a search; restarts of a setting differ in data order, output layer and dropout."""
+
+    learning_rate: float
+    batch_size: int
+    epochs: int
+    restart: int = 0
+
+    @property
+    def setting(self) -> str:
+        return f"rate-{self.learning_rate:g}-batch-{self.batch_size}-epochs-{self.epochs}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.setting}-restart-{self.restart + 1}"
+
+
+@dataclass
+class Search:
+    """Fine-tuning runs under one folder.
+
+    new_model: -> an uncompiled model with the start's weights and a new output layer.
+    batches: (trial, seed, number of the first batch) -> all batches of the run from there on.
+    steps: trial -> how many batches it has. score: model -> numbers on dev. save: keeps the best model.
+    best_by: name of the number that decides, the higher the better. optimizer: options of BertAdam; warmup: share of
+    the steps. settings: what beside the trial decides the weights.
+    """
+
+    output: Path
+    settings: dict
+    new_model: Callable[[], keras.Model]
+    batches: Callable
+    steps: Callable[[Trial], int]
+    score: Callable[[keras.Model], dict]
+    save: Callable[[keras.Model], None]
+    best_by: str
+    optimizer: dict
+    warmup: float = 0.1
+    seed: int = 1
+    xla: bool = False
+
+    def results(self, trials: Iterable[Trial], show: Callable[[str], None] = print) -> dict[Trial, dict]:
+        """The numbers of each trial on dev; those that are finished already are read."""
+        results = {}
+        for trial in trials:
+            if not self.file(trial).exists():
+                self.run(trial, show)
+            results[trial] = json.loads(self.file(trial).read_bytes())
+            numbers = ", ".join(f"{name} {value:.4f}" for name, value in results[trial].items())
+            show(f"{trial.name}: {numbers}")
+        return results
+
+    def file(self, trial: Trial) -> Path:
+        return self.output / "runs" / trial.name / "metrics.json"
+
+    def best(self) -> dict | None:
+        """The numbers of the best run that is finished, of whichever call."""
+        finished = [json.loads(file.read_bytes()) for file in self.output.glob("runs/*/metrics.json")]
+        return max(finished, key=lambda numbers: numbers[self.best_by], default=None)
+
+    def run(self, trial: Trial, show: Callable[[str], None]) -> None:
+        """Trains, scores, saves the model if it is the best so far, and only then notes the numbers."""
+        steps, seed = self.steps(trial), self.seed + trial.restart
+        keras.utils.set_random_seed(seed)
+        model = self.new_model()
+        schedule = WarmupLinearDecay(trial.learning_rate, steps, int(self.warmup * steps))
+        model.compile(BertAdam(schedule, **self.optimizer), jit_compile=self.xla)
+        settings = {**self.settings, **trial._asdict()}
+        folder = self.file(trial).parent
+        checkpoint = Checkpoint(folder, settings, every=max(1, steps // 5), keep=1)
+        done = checkpoint.restore(model)
+        events = EventFiles(self.output / "logs" / trial.name, checkpoint)
+        show(f"\n{trial.name}, {steps} steps" + (f", {done} of them done" if done else ""))
+        if done < steps:
+            model.fit(
+                self.batches(trial, seed, done),
+                steps_per_epoch=steps - done,
+                shuffle=False,
+                callbacks=[Monitor(events, settings, max(1, steps // 50)), checkpoint],
+            )
+        numbers = self.score(model)
+        events.scalars("dev", steps, {f"dev/{name}": value for name, value in numbers.items()})
+        events.trial("dev", trial._asdict())
+        best = self.best()
+        if best is None or numbers[self.best_by] > best[self.best_by]:
+            self.save(model)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(self.file(trial), json.dumps(numbers, indent=1).encode() + b"\n")
+        shutil.rmtree(checkpoint.folder, ignore_errors=True)

@@ -1,0 +1,103 @@
+"""A search goes on where it was stopped, keeps the best run's model, and a finished one does no work."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from kbert.training.search import Search, Trial
+from tests.training import tiny_run
+
+TRIALS = [Trial(1e-2, 4, 1), Trial(1e-2, 4, 1, restart=1), Trial(1e-3, 4, 2)]
+BATCHES = 5
+
+
+class Stop(Exception):
+    pass
+
+
+class Searched:
+    """A search on the tiny pre-training task, and what was asked of it."""
+
+    def __init__(self, output, stop_at=None, **options):
+        self.asked, self.saved, self.stop_at = [], [], stop_at
+        self.models = 0
+        self.search = Search(
+            output,
+            {"start": "tiny"},
+            self.new_model,
+            self.batches,
+            lambda trial: BATCHES * trial.epochs,
+            self.score,
+            lambda model: self.saved.append(self.weights(model)),
+            best_by="dev_score",
+            optimizer={"bias_correction": True},
+            **options,
+        )
+
+    def new_model(self):
+        self.models += 1
+        return tiny_run.BertPretrainer(tiny_run.new_model().config)
+
+    def batches(self, trial, seed, begin):
+        self.asked.append((trial.setting, seed, begin))
+
+        def make():
+            for number in range(begin, BATCHES * trial.epochs):
+                if (trial.restart, number) == self.stop_at:
+                    raise Stop
+                yield tiny_run.batch(1000 * seed + number)
+
+        spec = {name: tf.TensorSpec(value.shape, value.dtype) for name, value in tiny_run.batch(0).items()}
+        return tf.data.Dataset.from_generator(make, output_signature=spec)
+
+    @staticmethod
+    def weights(model):
+        return model.bert.embeddings.token_embeddings.numpy()
+
+    def score(self, model):
+        return {"dev_score": float(np.abs(self.weights(model)).sum())}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    searched = Searched(tmp_path_factory.mktemp("whole"))
+    searched.results = searched.search.results(TRIALS, show=lambda line: None)
+    return searched
+
+
+def test_each_trial_has_its_own_numbers_and_the_best_is_kept(whole):
+    values = [whole.results[trial]["dev_score"] for trial in TRIALS]
+    assert len(set(values)) == 3
+    assert float(np.abs(whole.saved[-1]).sum()) == max(values) == whole.search.best()["dev_score"]
+    assert [seed for _, seed, _ in whole.asked] == [1, 2, 1]
+    assert not list(whole.search.output.glob("runs/*/checkpoints"))
+    assert {path.name for path in (whole.search.output / "logs").iterdir()} == {trial.name for trial in TRIALS}
+
+
+def test_a_finished_search_does_no_work(whole):
+    again = Searched(whole.search.output)
+    assert again.search.results(TRIALS, show=lambda line: None) == whole.results
+    assert (again.models, again.asked, again.saved) == (0, [], [])
+
+
+def test_a_stopped_search_goes_on_and_ends_the_same(whole, tmp_path):
+    stopped = Searched(tmp_path, stop_at=(1, 3))
+    with pytest.raises(Exception, match="Stop"):
+        stopped.search.results(TRIALS, show=lambda line: None)
+    goes_on = Searched(tmp_path)
+    assert goes_on.search.results(TRIALS, show=lambda line: None) == whole.results
+    assert [(seed, begin) for _, seed, begin in goes_on.asked] == [(2, 3), (1, 0)]
+    np.testing.assert_array_equal((stopped.saved + goes_on.saved)[-1], whole.saved[-1])
+
+
+def test_a_search_of_other_trials_keeps_a_better_model_of_before(whole, tmp_path):
+    shutil.copytree(whole.search.output, tmp_path / "copy")
+    best = max(TRIALS, key=lambda trial: whole.results[trial]["dev_score"])
+    path = tmp_path / "copy" / "runs" / best.name / "metrics.json"
+    path.write_text(json.dumps({"dev_score": 1e9}))
+    later = Searched(tmp_path / "copy")
+    later.search.results([Trial(5e-3, 4, 1)], show=lambda line: None)
+    assert later.saved == [] and later.search.best() == {"dev_score": 1e9}
