@@ -115,6 +115,7 @@ def main(
         limit = first.config.max_position_embeddings
         raise ValueError(f"--sequence-length {sequence_length}: expected 8 to {limit}, the model's positions")
     new_model = new_model_of(first, problem, layers)
+    new_model()
     sets = {"train": problem.train, **problem.dev}
     encoded = {name: encode(e, tokenizer, sequence_length, problem.targets(e)) for name, e in sets.items()}
     encoded |= {name: encode(e, tokenizer, sequence_length) for name, e in problem.test.items()}

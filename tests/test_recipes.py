@@ -81,10 +81,9 @@ FURTHER = (
 )
 
 
-def test_pretraining_goes_on_from_a_trained_model_and_names_what_is_new(folder, tmp_path):
-    trained = kbert.BertPretrainer(kbert.BertConfig.from_size("tiny", vocab_size=len(VOCABULARY)))
-    huggingface.write(without_heads(trained), kbert.WordPiece(VOCABULARY), tmp_path / "start")
-    command = FURTHER.replace("START", str(tmp_path / "start")).replace("OUT", str(tmp_path / "further"))
+def test_pretraining_goes_on_from_a_trained_model_and_names_what_is_new(folder, start, tmp_path):
+    trained, _ = kbert.load(start)
+    command = FURTHER.replace("START", str(start)).replace("OUT", str(tmp_path / "further"))
     done = recipe(command + " --optimizer.learning-rate 1e-9 --steps 2", folder)
     assert done.returncode == 0, done.stderr
     new = done.stdout.partition("new, as the start has none: ")[2].split("\n")[0].split(", ")
@@ -197,6 +196,37 @@ def test_a_folder_that_holds_something_is_not_written_into_and_a_format_without_
 
 
 CONVERT = "convert_weights.py: "
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("--task mprc", "task 'mprc' is unknown; did you mean mrpc?"),
+        ("--data glue", "glue/train.tsv is missing; expected the folder of a task"),
+        ("--train own.csv", "--task mrpc and --train own.csv: expected one of them"),
+        ("--sequence-length 600", "--sequence-length 600: expected 8 to 512, the model's positions"),
+        ("--batch-sizes 64", "--batch-sizes 64: there are 12 training examples"),
+        ("--learning-rates 1e-4 1e-4", "--learning-rates 0.0001 0.0001: expected different numbers above 0"),
+        ("--model books", "books/bert_config.json is missing"),
+        ("--layers.frozen 3", "3 layers to freeze, expected 0 to 2"),
+    ],
+)
+def test_fine_tuning_is_refused_in_one_line_before_it_begins(folder, start, change, message):
+    command = f"python recipes/fine_tune_glue.py --model {start} --task mrpc --data glue/MRPC --output refused {change}"
+    done = recipe(command, folder)
+    assert done.returncode == 2, done.stdout + done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("fine_tune_glue.py: ") and message in lines[0], done.stderr
+    assert not (folder / "refused").exists()
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """An encoder without heads, as a folder of Hugging Face's."""
+    path = tmp_path_factory.mktemp("start")
+    trained = kbert.BertPretrainer(kbert.BertConfig.from_size("tiny", vocab_size=len(VOCABULARY)))
+    huggingface.write(without_heads(trained), kbert.WordPiece(VOCABULARY), path)
+    return path
 
 
 def test_a_small_p_is_warned_about_with_the_share_lost(folder):

@@ -1,7 +1,6 @@
 """Texts or pairs with a class, any number of labels, or a number each: a task of GLUE, or files of one's own."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -83,8 +82,8 @@ def of_files(train, dev, test, text_a: str, text_b: str | None, label: str, kind
         labels = label_names(examples)
     elif kind == "labels":
         labels = label_names([one for example in examples for one in parted(example)])
-    tests = {Path(test).stem: read(test, Columns(text_a, text_b))} if test else {}
-    return Problem(examples, {Path(dev).stem: read(dev, columns)}, tests, kind, labels, METRICS[kind])
+    tests = {"test": read(test, Columns(text_a, text_b))} if test else {}
+    return Problem(examples, {"dev": read(dev, columns)}, tests, kind, labels, METRICS[kind])
 
 
 def parted(example: Example) -> list[Example]:

@@ -20,8 +20,8 @@ def problem(tmp_path, labels: list[str], dev: list[str], kind: str):
 
 def test_classes_are_those_of_the_training_file(tmp_path):
     found = problem(tmp_path, ["no", "yes", "no"], ["yes"], "class")
-    assert found.labels == ["no", "yes"] and list(found.dev) == ["dev"] and list(found.test) == ["dev"]
-    assert found.test["dev"][0].label is None and found.train[0].text_b == "b"
+    assert found.labels == ["no", "yes"] and list(found.dev) == ["dev"] and list(found.test) == ["test"]
+    assert found.test["test"][0].label is None and found.train[0].text_b == "b"
     assert found.targets(found.train)["label_ids"].tolist() == [0, 1, 0]
     logits = np.array([[0.1, 2.0], [3.0, 1.0], [0.0, 1.0]])
     assert found.written(logits) == ["yes", "no", "yes"]
