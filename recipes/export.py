@@ -13,21 +13,22 @@ from kbert.command_line import run
 EXAMPLE = "The [MASK] of the list is [MASK]."
 
 
-def main(model: str, name: str, k: int = 5, output: str = "saved_models") -> None:
+def main(model: str, name: str, k: int = 5, output: str = "saved_models", lower_case: bool | None = None) -> None:
     """Writes a model directory as the next version of a SavedModel that takes raw text.
 
     Args:
-        model: a model directory, as pretrain.py or kbert.save writes it.
+        model: a model directory, as pretrain.py or kbert.save writes it, or what else convert_weights.py takes.
         name: the name that clients ask for; the SavedModel is OUTPUT/NAME/<version>.
         k: how many pieces to answer for each [MASK].
         output: the folder of all served models.
+        lower_case: whether the vocabulary is an uncased one, where the model does not say.
     """
     if not re.fullmatch(r"[\w-][\w.-]*", name):
         raise ValueError(f"--name is {name!r}, expected letters, digits, '_', '-' and '.', no folders")
     import kbert
     from kbert import report
 
-    trained, tokenizer = kbert.load(model)
+    trained, tokenizer = kbert.load(model, lower_case=lower_case)
     with report.CONSOLE.status("Writing the SavedModel"):
         path = kbert.export(trained, tokenizer, Path(output) / name, k)
     signatures, answer = ask(path, EXAMPLE)

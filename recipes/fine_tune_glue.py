@@ -69,6 +69,7 @@ def main(
     epochs: tuple[int, ...] = (3,),
     restarts: int = 1,
     sequence_length: int = 128,
+    lower_case: bool | None = None,
     seed: int = 1,
     layers: LayerRule = LayerRule(),
     optimizer: OptimizerRule = OptimizerRule(),
@@ -95,6 +96,7 @@ def main(
         epochs: numbers of passes to try.
         restarts: runs of each setting, which differ in data order, output layer and dropout.
         sequence_length: tokens per text or pair; longer ones are cut at the back, and counted.
+        lower_case: whether the vocabulary is an uncased one, where the model does not say.
         seed: of the first restart.
         layers: which layers learn, and how much.
         optimizer: how the weights move.
@@ -107,10 +109,10 @@ def main(
     from kbert.tasks.batches import answers, encode, training_batches
     from kbert.training.checkpointing import check_settings
     from kbert.training.search import Search, Trial
-    from kbert.weights.by_name import weights_digest
+    from kbert.weights.by_name import digest
 
     # Read: everything that can be refused is looked at before long work begins.
-    first, tokenizer = kbert.load(model)
+    first, tokenizer = kbert.load(model, lower_case=lower_case)
     if not 8 <= sequence_length <= first.config.max_position_embeddings:
         limit = first.config.max_position_embeddings
         raise ValueError(f"--sequence-length {sequence_length}: expected 8 to {limit}, the model's positions")
@@ -119,7 +121,7 @@ def main(
     sets = {"train": problem.train, **problem.dev}
     encoded = {name: encode(e, tokenizer, sequence_length, problem.targets(e)) for name, e in sets.items()}
     encoded |= {name: encode(e, tokenizer, sequence_length) for name, e in problem.test.items()}
-    settings = {"start": weights_digest(first), "vocabulary": tokenizer.digest, "examples": digest_of(problem)}
+    settings = {"start": digest(first), "vocabulary": tokenizer.digest, "examples": digest_of(problem)}
     settings |= {"sequence_length": sequence_length, "seed": seed}
     settings |= {f"layers.{name}": value for name, value in asdict(layers).items()}
     settings |= {f"optimizer.{name}": value for name, value in asdict(optimizer).items()}

@@ -157,7 +157,7 @@ def main(
     from kbert.text.baselines import baselines
     from kbert.training.checkpointing import Checkpoint, check_settings
     from kbert.training.monitoring import Evaluate, EventFiles, Monitor, Panels
-    from kbert.weights.by_name import take_over, weights_digest
+    from kbert.weights.by_name import digest, take_over
 
     # Read: everything that can be refused is looked at before long work begins.
     if start:
@@ -172,7 +172,7 @@ def main(
     settings = {"vocabulary": tokenizer.digest, "corpus": train.digest, "held_out": held.digest}
     settings |= {"size": size, "steps": steps, "batch_size": batch_size, "seed": seed, **asdict(rule)}
     settings |= {f"optimizer.{name}": value for name, value in asdict(optimizer).items()}
-    settings |= {"start": weights_digest(first)} if start else {}
+    settings |= {"start": digest(first)} if start else {}
     check_settings(output, settings)
     if run.token_cache:
         with report.progress("Tokenizing") as progress:

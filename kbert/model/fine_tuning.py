@@ -16,11 +16,12 @@ class OneOutputLayer(Model):
     """
 
     reads = "pooled_output"
+    counted = "label_ids"  # the feature that has one item for each example
 
     def __init__(self, bert: Bert, units: int, means: tuple[str, ...], dropout: float | None, **options):
         super().__init__(**options)
         config, policy = bert.config, {"dtype": bert.dtype_policy}
-        if self.reads == "pooled_output" and not config.pooler:
+        if self.reads_pooled_output and not config.pooler:
             raise ValueError("the Bert's config.pooler is False, expected a Bert with a pooler")
         self.bert = bert
         self.arguments = {} if dropout is None else {"dropout": dropout}
@@ -33,8 +34,8 @@ class OneOutputLayer(Model):
         self.built = True
 
     @property
-    def config(self):
-        return self.bert.config
+    def reads_pooled_output(self) -> bool:
+        return self.reads == "pooled_output"
 
     def call(self, features, training=False, output_all_layers=False, output_attentions=False):
         outputs = self.bert(
@@ -45,6 +46,10 @@ class OneOutputLayer(Model):
 
     def scores(self, logits):
         return {"logits": logits}
+
+    def weights_of(self, features):
+        examples = ops.cast(ops.size(features[self.counted]), "float32")
+        return dict.fromkeys(self.means, examples)
 
     def get_config(self):
         bert = keras.saving.serialize_keras_object(self.bert)
@@ -96,7 +101,7 @@ class BertClassifier(OneOutputLayer):
         of_class = ops.convert_to_tensor(self.class_weights, "float32")  # [K]
         return ops.broadcast_to(of_class, ops.shape(labels)) if self.multi_label else ops.take(of_class, labels)
 
-    def sums(self, features, outputs):
+    def totals(self, features, outputs):
         labels, logits = features["label_ids"], outputs["logits"]
         if self.multi_label:
             truth = ops.cast(labels, "float32")
@@ -104,11 +109,7 @@ class BertClassifier(OneOutputLayer):
             correct = ops.cast((logits > 0) == (truth > 0.5), "float32")
         else:
             loss, correct = cross_entropy(labels, logits)
-        weights = self.weights_of(features)
-        return {
-            "loss": (ops.sum(loss * self.label_weights(labels)), weights["loss"]),
-            "accuracy": (ops.sum(correct), weights["accuracy"]),
-        }
+        return {"loss": ops.sum(loss * self.label_weights(labels)), "accuracy": ops.sum(correct)}
 
 
 @keras.saving.register_keras_serializable(package="kbert")
@@ -118,21 +119,17 @@ class BertRegressor(OneOutputLayer):
     `logits` [B]. Its loss, the mean squared error, also needs `label_values` float [B].
     """
 
+    counted = "label_values"
+
     def __init__(self, bert: Bert, dropout: float | None = None, name: str = "bert_regressor", **options):
         super().__init__(bert, 1, ("absolute_error",), dropout, name=name, **options)
 
     def scores(self, logits):
         return {"logits": logits[:, 0]}
 
-    def weights_of(self, features):
-        examples = ops.cast(ops.size(features["label_values"]), "float32")
-        return {"loss": examples, "absolute_error": examples}
-
-    def sums(self, features, outputs):
+    def totals(self, features, outputs):
         error = outputs["logits"] - ops.cast(features["label_values"], "float32")
-        totals = {"loss": ops.sum(ops.square(error)), "absolute_error": ops.sum(ops.abs(error))}
-        weights = self.weights_of(features)
-        return {name: (total, weights[name]) for name, total in totals.items()}
+        return {"loss": ops.sum(ops.square(error)), "absolute_error": ops.sum(ops.abs(error))}
 
 
 @keras.saving.register_keras_serializable(package="kbert")
@@ -155,12 +152,10 @@ class BertTagger(OneOutputLayer):
         asked = ops.sum(ops.cast(features["label_ids"] >= 0, "float32"))
         return {"loss": asked, "accuracy": asked}
 
-    def sums(self, features, outputs):
+    def totals(self, features, outputs):
         asked = ops.cast(features["label_ids"] >= 0, "float32")
         loss, correct = cross_entropy(ops.maximum(features["label_ids"], 0), outputs["logits"])
-        weights = self.weights_of(features)
-        totals = {"loss": ops.sum(loss * asked), "accuracy": ops.sum(correct * asked)}
-        return {name: (total, weights[name]) for name, total in totals.items()}
+        return {"loss": ops.sum(loss * asked), "accuracy": ops.sum(correct * asked)}
 
 
 @keras.saving.register_keras_serializable(package="kbert")
@@ -172,6 +167,7 @@ class BertSpanPredictor(OneOutputLayer):
     """
 
     reads = "sequence_output"
+    counted = "start_positions"
 
     def __init__(self, bert: Bert, dropout: float | None = 0.0, name: str = "bert_span_predictor", **options):
         super().__init__(bert, 2, ("start_accuracy", "end_accuracy"), dropout, name=name, **options)
@@ -179,20 +175,14 @@ class BertSpanPredictor(OneOutputLayer):
     def scores(self, logits):
         return {"start_logits": logits[..., 0], "end_logits": logits[..., 1]}
 
-    def weights_of(self, features):
-        examples = ops.cast(ops.size(features["start_positions"]), "float32")
-        return {"loss": examples, "start_accuracy": examples, "end_accuracy": examples}
-
-    def sums(self, features, outputs):
+    def totals(self, features, outputs):
         start_loss, start_correct = cross_entropy(features["start_positions"], outputs["start_logits"])
         end_loss, end_correct = cross_entropy(features["end_positions"], outputs["end_logits"])
-        totals = {
+        return {
             "loss": ops.sum(start_loss + end_loss) / 2,
             "start_accuracy": ops.sum(start_correct),
             "end_accuracy": ops.sum(end_correct),
         }
-        weights = self.weights_of(features)
-        return {name: (total, weights[name]) for name, total in totals.items()}
 
 
 @keras.saving.register_keras_serializable(package="kbert")
@@ -213,15 +203,9 @@ class BertMultipleChoice(OneOutputLayer):
         outputs = super().call(rows, training, output_all_layers, output_attentions)
         return outputs | {"logits": ops.reshape(outputs["logits"], (batch, choices))}
 
-    def weights_of(self, features):
-        examples = ops.cast(ops.size(features["label_ids"]), "float32")
-        return {"loss": examples, "accuracy": examples}
-
-    def sums(self, features, outputs):
+    def totals(self, features, outputs):
         loss, correct = cross_entropy(features["label_ids"], outputs["logits"])
-        weights = self.weights_of(features)
-        totals = {"loss": ops.sum(loss), "accuracy": ops.sum(correct)}
-        return {name: (total, weights[name]) for name, total in totals.items()}
+        return {"loss": ops.sum(loss), "accuracy": ops.sum(correct)}
 
 
 def freeze(bert: Bert, layers: int) -> None:

@@ -56,8 +56,8 @@ class BertPretrainer(Model):
         self.built = True
 
     @property
-    def config(self) -> BertConfig:
-        return self.bert.config
+    def reads_pooled_output(self) -> bool:
+        return self.next_sentence
 
     def call(self, features, training=False, output_all_layers=False, output_attentions=False):
         outputs = self.bert(
@@ -86,7 +86,7 @@ class BertPretrainer(Model):
             weights |= {"next_sentence_loss": sequences, "next_sentence_accuracy": sequences}
         return weights
 
-    def sums(self, features, outputs):
+    def totals(self, features, outputs):
         totals = {}
         if self.masked_lm:
             weight = ops.cast(features["masked_lm_weights"], "float32")
@@ -95,8 +95,7 @@ class BertPretrainer(Model):
         if self.next_sentence:
             loss, correct = cross_entropy(features["next_sentence_labels"], outputs["next_sentence_logits"])
             totals |= {"next_sentence_loss": ops.sum(loss), "next_sentence_accuracy": ops.sum(correct)}
-        weights = self.weights_of(features)
-        return {name: (total, weights[name]) for name, total in totals.items()}
+        return totals
 
     def get_config(self):
         return {**super().get_config(), "config": self.config.to_dict(), **self.arguments}

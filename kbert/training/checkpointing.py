@@ -204,7 +204,7 @@ def check_settings(output, settings: dict) -> None:
     """Notes a new run's settings in `<output>/run.json`; raises ValueError if other ones or another model is there."""
     path = Path(output) / "run.json"
     if not path.exists():
-        for name in ("model.weights.h5", "bert_config.json", "checkpoints"):
+        for name in ("model.weights.h5", "bert_config.json", "config.json", "checkpoints"):
             if (path.parent / name).exists():
                 raise ValueError(f"{path.parent} has a {name} that no run.json tells of; give another output folder")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -23,8 +23,9 @@ SEED_STRIDE = 7_919_000_003
 class TrainingStep:
     """Mixed in before keras.Model under the TensorFlow backend; `compile`, `fit` and `evaluate` are used as ever.
 
-    The model has `loss_names`, `means`, `weights_of(features)` and `sums(features, outputs)`. An element of the dataset
-    is one batch, a dict of numeric features; `data_position` (int64 [3]) in it is kept in the variable of that name.
+    The model has `loss_names`, `means`, `learned_variables`, `weights_of(features)` and `sums(features, outputs)`. An
+    element of the dataset is one batch, a dict of numeric features; `data_position` (int64 [3]) in it is kept in the
+    variable of that name.
     `means` and the metrics defined here cover the steps since the last `reset_metrics`.
     """
 
@@ -52,7 +53,7 @@ class TrainingStep:
         with self.distribute_strategy.scope():
             self.data_position = tf.Variable([0, 0, 0], dtype=tf.int64, trainable=False, name="data_position")
             if not self.optimizer.built:
-                self.optimizer.build(self.trainable_variables)
+                self.optimizer.build(self.learned_variables)
         # `apply` gets gradients that are reduced already; Keras would reduce them after clipping (TRAPS 1).
         self.optimizer._all_reduce_sum_gradients = list
 
@@ -155,7 +156,7 @@ class TrainingStep:
         tokens = [tf.reduce_sum(tf.cast(mask, tf.float32)), tf.cast(tf.size(mask), tf.float32)]
         gradients = replica.all_reduce(SUM, gradients)
         sums, tokens = replica.all_reduce(SUM, (sums, tokens))
-        self.optimizer.apply(gradients, self.trainable_variables)
+        self.optimizer.apply(gradients, self.learned_variables)
         return {"sums": sums, "norm": global_norm(gradients), "real_tokens": tokens[0], "token_slots": tokens[1]}
 
     def _accumulated(self, gradients_of, features, weights, seeds):
@@ -173,7 +174,7 @@ class TrainingStep:
             gradients, sums, seeds = gradients_of({name: value[part] for name, value in parts.items()}, weights, seeds)
             return part + 1, tf.nest.map_structure(tf.add, total, (gradients, sums)), seeds
 
-        nothing = [tf.zeros(v.shape, v.dtype) for v in self.trainable_variables], {name: (0.0, 0.0) for name in weights}
+        nothing = [tf.zeros(v.shape, v.dtype) for v in self.learned_variables], {name: (0.0, 0.0) for name in weights}
         _, total, seeds = tf.while_loop(
             lambda part, *_: part < self.accumulation, body, (0, nothing, seeds), parallel_iterations=1
         )
@@ -187,7 +188,7 @@ class TrainingStep:
                 sums = self.sums(features, self(features, training=True))
                 # By the weights on all replicas: the gradients add up to those of the whole batch (TRAPS 2).
                 loss = sum(tf.math.divide_no_nan(sums[name][0], weights[name]) for name in self.loss_names)
-        variables = self.trainable_variables
+        variables = self.learned_variables
         # Dense, as a reduction of IndexedSlices is slow or fails (TRAPS 12); of known shape where a batch has none.
         gradients = [tf.convert_to_tensor(gradient) for gradient in tape.gradient(loss, variables)]
         gradients = [tf.ensure_shape(g, variable.shape) for g, variable in zip(gradients, variables, strict=True)]

@@ -80,9 +80,9 @@ def values_of(model: keras.Model, name_of: Callable = str, is_transposed: Callab
     return {name_of(name): array.T if is_transposed(name) else array for name, array in arrays.items()}
 
 
-def weights_digest(model: keras.Model) -> str:
-    """A hash of all weights with their names: the same for the same model in whatever format it came."""
-    result = hashlib.sha256()
+def digest(model: keras.Model) -> str:
+    """A hash of a model's configuration, task and weights: the same in whatever format it came."""
+    result = hashlib.sha256(repr([sorted(model.config.to_dict().items()), sorted(task_of(model).items())]).encode())
     for name, value in sorted(values_of(model).items()):
         result.update(name.encode())
         result.update(np.ascontiguousarray(value))

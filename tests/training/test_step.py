@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from kbert.model.bert import Bert
+from kbert.model.fine_tuning import BertClassifier, BertSpanPredictor, BertTagger
 from kbert.training.optimization import global_norm
 from tests.training import tiny_run
 from tests.training.tiny_run import batch, dataset, new_model, new_optimizer, state
@@ -188,3 +190,28 @@ class CountCalls(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self.count += 1
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("kind", ["masked LM alone", "tags", "spans", "classes"])
+def test_a_pooler_that_no_head_reads_is_left_as_it_was(kind, accumulation):
+    config = new_model().config
+    features = {name: value for name, value in batch(0).items() if name != "data_position"}
+    match kind:
+        case "masked LM alone":
+            model = tiny_run.BertPretrainer(config, next_sentence=False)
+        case "tags":
+            model = BertTagger(Bert(config), 3)
+            features["label_ids"] = features["input_ids"] % 3
+        case "spans":
+            model = BertSpanPredictor(Bert(config))
+            features |= {"start_positions": np.int32([1, 2, 3, 4]), "end_positions": np.int32([1, 3, 3, 5])}
+        case "classes":
+            model = BertClassifier(Bert(config), 3)
+            features["label_ids"] = np.int32([0, 1, 2, 0])
+    model.compile(new_optimizer(), jit_compile=False, accumulation=accumulation)
+    before = [weight.numpy() for weight in model.bert.pooler.weights]
+    fit(model, tf.data.Dataset.from_tensors(features).repeat(3), 3)
+    moved = [(one != other.numpy()).any() for one, other in zip(before, model.bert.pooler.weights, strict=True)]
+    assert moved == [kind == "classes"] * 2
+    assert {variable.path for variable in model.learned_variables} <= {v.path for v in model.trainable_variables}
