@@ -21,6 +21,8 @@ class OneOutputLayer(Model):
     def __init__(self, bert: Bert, units: int, means: tuple[str, ...], dropout: float | None, **options):
         super().__init__(**options)
         config, policy = bert.config, {"dtype": bert.dtype_policy}
+        if dropout is not None and not 0 <= dropout < 1:
+            raise ValueError(f"dropout is {dropout}, expected 0 up to, not including, 1")
         if self.reads_pooled_output and not config.pooler:
             raise ValueError("the Bert's config.pooler is False, expected a Bert with a pooler")
         self.bert = bert
@@ -82,6 +84,8 @@ class BertClassifier(OneOutputLayer):
         least = 1 if multi_label else 2
         if num_labels < least:
             raise ValueError(f"num_labels is {num_labels}, expected at least {least}")
+        if class_weights is not None and multi_label:
+            raise ValueError("class_weights weigh classes of which an example has one; expected none with multi_label")
         if class_weights is not None and (len(class_weights) != num_labels or not min(class_weights) > 0):
             raise ValueError(f"class_weights is {class_weights}, expected {num_labels} positive numbers")
         super().__init__(bert, num_labels, ("accuracy",), dropout, name=name, **options)
@@ -98,8 +102,7 @@ class BertClassifier(OneOutputLayer):
         """How much each label counts in the loss, [B] or [B, K] -> the same shape."""
         if self.class_weights is None:
             return ops.ones(ops.shape(labels), "float32")
-        of_class = ops.convert_to_tensor(self.class_weights, "float32")  # [K]
-        return ops.broadcast_to(of_class, ops.shape(labels)) if self.multi_label else ops.take(of_class, labels)
+        return ops.take(ops.convert_to_tensor(self.class_weights, "float32"), labels)
 
     def totals(self, features, outputs):
         labels, logits = features["label_ids"], outputs["logits"]

@@ -228,6 +228,8 @@ def test_what_reads_every_token_does_not(config, head):
         ({"num_labels": 0, "multi_label": True}, "num_labels is 0, expected at least 1"),
         ({"num_labels": 2, "class_weights": [1.0]}, r"class_weights is \[1.0\], expected 2 positive numbers"),
         ({"num_labels": 2, "class_weights": [1.0, 0.0]}, "expected 2 positive numbers"),
+        ({"num_labels": 2, "class_weights": [1.0, 1.0], "multi_label": True}, "expected none with multi_label"),
+        ({"dropout": 1.0}, "dropout is 1.0, expected 0 up to, not including, 1"),
     ],
 )
 def test_what_cannot_classify_is_refused(config, arguments, message):
