@@ -62,7 +62,7 @@ def load(directory, lower_case: bool | None = None) -> tuple:
     name = os.fspath(directory)
     if name.startswith(huggingface.HUB):
         directory = huggingface.downloaded(name)
-    elif name.startswith(keras_hub.NAMES) and not Path(name).exists():
+    elif not Path(name).exists() and keras_hub.knows(name):
         return keras_hub.read(name, lower_case)
     directory = Path(directory)
     for theirs in (google, huggingface, keras_hub):

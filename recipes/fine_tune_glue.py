@@ -6,6 +6,7 @@ python recipes/fine_tune_glue.py --model runs/books --task mrpc --data glue/MRPC
 import hashlib
 import itertools
 import json
+import shutil
 import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -60,10 +61,10 @@ def main(
     train: str | None = None,
     dev: str | None = None,
     test: str | None = None,
-    text_a: str = "text",
+    text_a: str | None = None,
     text_b: str | None = None,
-    label: str = "label",
-    kind: Literal["class", "labels", "number"] = "class",
+    label: str | None = None,
+    kind: Literal["class", "labels", "number"] | None = None,
     learning_rates: tuple[float, ...] = (5e-5, 4e-5, 3e-5, 2e-5),
     batch_sizes: tuple[int, ...] = (32,),
     epochs: tuple[int, ...] = (3,),
@@ -87,10 +88,10 @@ def main(
         train: examples of one's own to learn from: .tsv (not quoted), .csv or .jsonl, with a header.
         dev: the same, to choose the best run by.
         test: the same without labels, to predict.
-        text_a: name of the column of the text.
+        text_a: name of the column of the text; by default text.
         text_b: name of the column of the second text, where there are pairs.
-        label: name of the column of the label.
-        kind: one of several classes, any number of labels (parted by commas), or a number.
+        label: name of the column of the label; by default label.
+        kind: one of several classes (the default), any number of labels (parted by commas), or a number.
         learning_rates: peaks to try.
         batch_sizes: to try.
         epochs: numbers of passes to try.
@@ -101,15 +102,18 @@ def main(
         layers: which layers learn, and how much.
         optimizer: how the weights move.
     """
-    problem = read_problem(task, data, train, dev, (test, text_a, text_b, label, kind))
+    own = {"train": train, "dev": dev, "test": test, "text-a": text_a, "text-b": text_b, "label": label, "kind": kind}
+    problem = read_problem(task, data, own)
     check_flags(learning_rates, batch_sizes, epochs, restarts, len(problem.train))
+    check_rules(layers, optimizer, seed, problem.kind)
     # Not at the top, so that --help answers at once.
     import kbert
     from kbert import report
     from kbert.tasks.batches import answers, encode, training_batches
     from kbert.training.checkpointing import check_settings
-    from kbert.training.search import Search, Trial
+    from kbert.training.search import Search, Trial, to_json
     from kbert.weights.by_name import digest
+    from kbert.whole_file import write_whole
 
     # Read: everything that can be refused is looked at before long work begins.
     first, tokenizer = kbert.load(model, lower_case=lower_case)
@@ -117,11 +121,12 @@ def main(
         limit = first.config.max_position_embeddings
         raise ValueError(f"--sequence-length {sequence_length}: expected 8 to {limit}, the model's positions")
     new_model = new_model_of(first, problem, layers)
-    new_model()
+    new_model()  # refuses what the layers and the dropout cannot be
     sets = {"train": problem.train, **problem.dev}
     encoded = {name: encode(e, tokenizer, sequence_length, problem.targets(e)) for name, e in sets.items()}
     encoded |= {name: encode(e, tokenizer, sequence_length) for name, e in problem.test.items()}
-    settings = {"start": digest(first), "vocabulary": tokenizer.digest, "examples": digest_of(problem)}
+    settings = {"start": digest(first), "vocabulary": tokenizer.digest, "examples": digest_of(sets)}
+    settings |= {"labels": problem.labels, "metrics": problem.metrics, "kind": problem.kind}
     settings |= {"sequence_length": sequence_length, "seed": seed}
     settings |= {f"layers.{name}": value for name, value in asdict(layers).items()}
     settings |= {f"optimizer.{name}": value for name, value in asdict(optimizer).items()}
@@ -137,41 +142,41 @@ def main(
         return {f"{name}_{metric}": value for name, of in scores.items() for metric, value in of.items()}
 
     search = Search(
-        Path(output),
-        settings,
-        new_model,
-        lambda trial, seed, begin: training_batches(
+        output=Path(output),
+        settings=settings,
+        new_model=new_model,
+        batches=lambda trial, seed, begin: training_batches(
             encoded["train"], trial.batch_size, trial.epochs, seed, sequence_length, begin
         ),
-        lambda trial: len(problem.train) // trial.batch_size * trial.epochs,
-        score,
-        lambda best: kbert.save(best, tokenizer, output),
-        f"{next(iter(problem.dev))}_{problem.metrics[0]}",
-        {
+        steps=lambda trial: len(problem.train) // trial.batch_size * trial.epochs,
+        score=score,
+        save=lambda best: kbert.save(best, tokenizer, output),
+        best_by=f"{next(iter(problem.dev))}_{problem.metrics[0]}",
+        optimizer={
             "weight_decay": optimizer.weight_decay,
             "clip_norm": optimizer.clip_norm,
             "bias_correction": optimizer.bias_correction,
             "layer_decay": layers.decay,
         },
-        optimizer.warmup,
-        seed,
-        optimizer.xla,
+        warmup=optimizer.warmup,
+        seed=seed,
+        xla=optimizer.xla,
     )
     grid = itertools.product(learning_rates, batch_sizes, epochs, range(restarts))
-    trials = [Trial(*values) for values in grid]
-    new = not all(search.file(trial).exists() for trial in trials) or not (Path(output) / "metrics.json").exists()
-    results = search.results(trials)
+    results = search.results([Trial(*values) for values in grid])
 
-    # Predict and tell.
-    if new:
-        best, _ = kbert.load(output)
+    # Predict and tell; not again what is predicted already.
+    best, note = search.best(), Path(output) / "predictions.json"
+    made_of = {"best": best, "examples": digest_of({**problem.dev, **problem.test})}
+    if not note.exists() or json.loads(note.read_bytes()) != made_of:
+        trained, _ = kbert.load(output)
         names = [*problem.dev, *problem.test]
-        logits = {name: answers(best, encoded[name], sequence_length)["logits"] for name in names}
+        logits = {name: answers(trained, encoded[name], sequence_length)["logits"] for name in names}
         write_answers(problem, task, logits, Path(output))
-    report.table(
-        "Main score on dev", summary(results, search.best_by), ("", "mean", "standard deviation", "best", "runs")
-    )
-    report.finish("Best", output, search.best())
+        write_whole(note, to_json(made_of))
+    columns = ("", "mean", "standard deviation", "best", "runs")
+    report.table(f"{search.best_by} of each setting", summary(results, search.best_by), columns)
+    report.finish(f"Best: {best.pop('run')}", output, best)
 
 
 def check_flags(learning_rates, batch_sizes, epochs, restarts: int, examples: int) -> None:
@@ -185,25 +190,46 @@ def check_flags(learning_rates, batch_sizes, epochs, restarts: int, examples: in
         raise ValueError(f"--batch-sizes {max(batch_sizes)}: there are {examples} training examples")
 
 
-def read_problem(task: str | None, data: str | None, train: str | None, dev: str | None, rest: tuple):
-    """The examples of a task or of one's own files; raises ValueError unless one of both is asked for."""
+def check_rules(layers: LayerRule, optimizer: OptimizerRule, seed: int, kind: str) -> None:
+    """Raises ValueError for a rule that no run can follow."""
+    if not 0 <= optimizer.warmup <= 1:
+        raise ValueError(f"--optimizer.warmup {optimizer.warmup}: expected a share from 0 to 1")
+    if not 0 < layers.decay <= 1:
+        raise ValueError(f"--layers.decay {layers.decay}: expected a share above 0, up to 1")
+    if seed < 0:
+        raise ValueError(f"--seed {seed}: expected 0 or more")
+    if layers.class_weights != "equal" and kind != "class":
+        raise ValueError(f"--layers.class-weights {layers.class_weights}: expected kind class, not {kind}")
+
+
+def read_problem(task: str | None, data: str | None, own: dict):
+    """The examples of a task or of one's own files; raises ValueError for flags of the one that go with the other."""
     from kbert.tasks import classification
+    from kbert.tasks.examples import Columns
 
-    if (task is None) == (train is None):
-        raise ValueError(f"--task {task} and --train {train}: expected one of them")
-    if task is None:
-        if dev is None:
-            raise ValueError("--dev is missing: expected a file to choose the best run by")
-        return classification.of_files(train, dev, *rest)
-    if data is None:
-        raise ValueError(f"--data is missing: expected the folder of {task}")
-    return classification.of_task(task, data)
+    if (task is None) == (own["train"] is None):
+        raise ValueError(f"--task {task} and --train {own['train']}: expected one of them")
+    if task is not None:
+        for name, value in own.items():
+            if value is not None:
+                raise ValueError(
+                    f"--{name} {value}: the task {task} brings its own; expected --train instead of --task"
+                )
+        if data is None:
+            raise ValueError(f"--data is missing: expected the folder of {task}")
+        return classification.of_task(task, data)
+    if data is not None:
+        raise ValueError(f"--data {data}: that is for --task; expected --train, --dev and --test alone")
+    if own["dev"] is None:
+        raise ValueError("--dev is missing: expected a file to choose the best run by")
+    columns = Columns(own["text-a"] or "text", own["text-b"], own["label"] or "label")
+    return classification.of_files(own["train"], own["dev"], own["test"], columns, own["kind"] or "class")
 
 
-def digest_of(problem) -> str:
-    """A hash of what is learned and chosen by, wherever it lies."""
-    content = [[example[:3] for example in examples] for examples in (problem.train, *problem.dev.values())]
-    return hashlib.sha256(json.dumps([content, problem.labels, problem.kind]).encode()).hexdigest()
+def digest_of(sets: dict) -> str:
+    """A hash of examples by the names of their sets, wherever their files lie."""
+    content = {name: [example[:3] for example in examples] for name, examples in sets.items()}
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def new_model_of(first, problem, layers: LayerRule):
@@ -213,13 +239,18 @@ def new_model_of(first, problem, layers: LayerRule):
     import kbert
     from kbert.model.fine_tuning import freeze, reinitialize
     from kbert.tasks.classification import balanced_weights
-    from kbert.weights.by_name import named_weights
+    from kbert.weights.by_name import take_over, without_heads
 
-    config = replace(first.config, pooler=True)
-    weights = None
-    if layers.class_weights == "balanced" and problem.kind != "number":
+    layer_count = first.config.num_hidden_layers
+    if layers.frozen + layers.reinitialized > layer_count:
+        told = f"{layers.frozen} layers frozen and {layers.reinitialized} drawn anew"
+        raise ValueError(f"{told}: expected at most the model's {layer_count} together")
+    config, weights = replace(first.config, pooler=True), None
+    if not first.config.pooler:
+        print("new, as the start has none: bert/pooler")
+    if layers.class_weights == "balanced":
         weights = balanced_weights(problem.targets(problem.train), len(problem.labels))
-    given = {name: weight.numpy() for name, weight in named_weights(first).items() if name.startswith("bert/")}
+    encoder = without_heads(first)
 
     def new_model():
         bert = kbert.Bert(config)
@@ -229,9 +260,7 @@ def new_model_of(first, problem, layers: LayerRule):
             options = {"multi_label": problem.kind == "labels", "class_weights": weights, "dropout": layers.dropout}
             model = kbert.BertClassifier(bert, len(problem.labels), **options)
             model.labels = problem.labels
-        for name, weight in named_weights(model).items():
-            if name in given:
-                weight.assign(given[name])
+        take_over(model, encoder)
         reinitialize(bert, layers.reinitialized)
         freeze(bert, layers.frozen)
         return model
@@ -249,17 +278,16 @@ def write_answers(problem, task: str | None, logits: dict, output: Path) -> None
 
     for name in problem.test:
         written = problem.written(logits[name])
-        if task:
-            content = glue.submission(glue.task_named(task), written)
-        else:
-            content = "".join(f"{line}\n" for line in ["prediction", *written])
-        write_whole(output / f"{name}.tsv", content.encode())
-        print(f"{output / name}.tsv: {len(written)} predictions")
+        path = output / (f"{name}.tsv" if task else f"{name}_predictions.tsv")
+        content = "".join(f"{line}\n" for line in ["prediction", *written])
+        write_whole(path, (glue.submission(glue.task_named(task), written) if task else content).encode())
+        print(f"{path}: {len(written)} predictions")
     if problem.kind == "class":
         name = next(iter(problem.dev))
         truth = problem.targets(problem.dev[name])["label_ids"]
         pixels = confusion_matrix(truth, problem.answers(logits[name]), problem.labels)
         write_whole(output / "confusion_matrix.png", tf.io.encode_png(pixels).numpy())
+        shutil.rmtree(output / "logs" / "best", ignore_errors=True)
         with tf.summary.create_file_writer(str(output / "logs" / "best")).as_default(0):
             tf.summary.image("dev/confusion matrix", pixels[None])
 

@@ -69,7 +69,9 @@ def test_every_command_of_the_readme_runs(folder):
     assert {"held_out_masked_lm_loss", "held_out_next_sentence_accuracy", "baseline_masked_lm_loss"} <= set(metrics)
     assert (folder / "saved_models" / "books" / "1" / "saved_model.pb").exists()
     tuned = folder / "runs" / "mrpc"
-    assert {"dev_f1", "dev_accuracy"} == set(json.loads((tuned / "metrics.json").read_text()))
+    best = json.loads((tuned / "best.json").read_text())
+    assert best.pop("run").startswith("rate-") and best == json.loads((tuned / "metrics.json").read_text())
+    assert set(best) == {"dev_f1", "dev_accuracy"}
     assert len(list(tuned.glob("runs/*/metrics.json"))) == 4 and (tuned / "confusion_matrix.png").exists()
     assert (tuned / "MRPC.tsv").read_text().count("\n") == 6
     assert kbert.load(tuned)[0].labels == ["0", "1"]
@@ -208,16 +210,63 @@ CONVERT = "convert_weights.py: "
         ("--batch-sizes 64", "--batch-sizes 64: there are 12 training examples"),
         ("--learning-rates 1e-4 1e-4", "--learning-rates 0.0001 0.0001: expected different numbers above 0"),
         ("--model books", "books/bert_config.json is missing"),
-        ("--layers.frozen 3", "3 layers to freeze, expected 0 to 2"),
+        ("--layers.frozen 2 --layers.reinitialized 1", "expected at most the model's 2 together"),
+        ("--layers.dropout 1", "dropout is 1.0, expected 0 up to"),
+        ("--layers.decay 0", "--layers.decay 0.0: expected a share above 0, up to 1"),
+        ("--optimizer.warmup 2", "--optimizer.warmup 2.0: expected a share from 0 to 1"),
+        ("--kind labels", "--kind labels: the task mrpc brings its own"),
     ],
 )
 def test_fine_tuning_is_refused_in_one_line_before_it_begins(folder, start, change, message):
-    command = f"python recipes/fine_tune_glue.py --model {start} --task mrpc --data glue/MRPC --output refused {change}"
-    done = recipe(command, folder)
+    command = f"python recipes/fine_tune_glue.py --model {start} --task mrpc --data glue/MRPC"
+    command += " --batch-sizes 4 --output refused"
+    done = recipe(f"{command} {change}", folder)
     assert done.returncode == 2, done.stdout + done.stderr
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("fine_tune_glue.py: ") and message in lines[0], done.stderr
     assert not (folder / "refused").exists()
+
+
+def test_ones_own_files_are_learned_with_every_rule_and_a_second_call_does_no_work(folder, start):
+    (folder / "own").mkdir(exist_ok=True)
+    for name, count in (("train", 24), ("dev", 8)):
+        rows = [{"words": text(n, 60 * (1 + n % 3)), "kinds": ["good", "long"][: n % 3]} for n in range(count)]
+        (folder / "own" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "own" / "test.csv").write_text("words\n" + "".join(f'"a, b {n}"\n' for n in range(3)))
+    command = (
+        f"python recipes/fine_tune_glue.py --model {start} --output tuned --train own/train.jsonl --dev own/dev.jsonl"
+        " --test own/test.csv --text-a words --label kinds --kind labels --learning-rates 1e-3 --batch-sizes 4"
+        " --epochs 1 --sequence-length 64 --layers.frozen 1 --layers.reinitialized 1 --layers.decay 0.9"
+        " --layers.dropout 0.2 --optimizer.no-bias-correction --optimizer.warmup 0.2 --optimizer.weight-decay 0.1"
+    )
+    done = recipe(command, folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(json.loads((folder / "tuned" / "metrics.json").read_text())) >= {"dev_micro_f1", "dev_macro_f1"}
+    predictions = folder / "tuned" / "test_predictions.tsv"
+    assert predictions.read_text().startswith("prediction\n") and predictions.read_text().count("\n") == 4
+    trained, first = kbert.load(folder / "tuned")[0], kbert.load(start)[0]
+    assert trained.multi_label and trained.labels == ["good", "long"] and trained.dropout.rate == 0.2
+    layers = [[m.bert.encoder_layers[n].intermediate.kernel.numpy() for m in (first, trained)] for n in range(2)]
+    assert [np.array_equal(*layer) for layer in layers] == [True, False]
+    before = {path: path.stat().st_mtime_ns for path in (folder / "tuned").rglob("*") if path.name != "metrics.json"}
+    assert recipe(command, folder).returncode == 0
+    assert before == {path: path.stat().st_mtime_ns for path in (folder / "tuned").rglob("*") if path in before}
+    done = recipe(f"{command} --layers.decay 0.8", folder)
+    assert done.returncode == 2 and "layers.decay is 0.9 there and 0.8 now" in done.stderr
+
+
+def test_the_encoder_goes_to_every_format_and_back(folder, start, tmp_path):
+    first = kbert.load(start)[0]
+    # Google's format has always a pooler, and so has this start.
+    for format in ("google", "keras_hub"):
+        command = f"python recipes/convert_weights.py --input {start} --output {tmp_path / format} --to {format}"
+        done = recipe(f"{command} --encoder-only --lower-case True", folder)
+        assert done.returncode == 0, done.stderr
+        found = kbert.load(tmp_path / format)[0]
+        for one, other in zip(found.bert.weights, first.bert.weights, strict=True):
+            np.testing.assert_array_equal(one, other)
+    done = recipe(f"python recipes/convert_weights.py --input {start} --output new --lower-case False", folder)
+    assert done.returncode == 2 and "do_lower_case is True, and lower_case False was asked for" in done.stderr
 
 
 @pytest.fixture(scope="module")

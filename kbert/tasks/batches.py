@@ -70,17 +70,15 @@ def plan(lengths: np.ndarray, batch_size: int, epoch: int, seed: int) -> np.ndar
 
 
 def training_batches(encoded: Encoded, batch_size: int, epochs: int, seed: int, max_length: int, start: int = 0):
-    """All full batches of so many epochs from batch number `start` on; data_position ends in the next one's number."""
+    """All full batches of so many epochs, from batch number `start` on."""
     batches = np.concatenate([plan(encoded.lengths, batch_size, epoch, seed) for epoch in range(epochs)])
     lengths = np.array([rounded(encoded.lengths[rows].max(), max_length) for rows in batches], np.int32)
-    positions = np.zeros((len(batches), 3), np.int64)
-    positions[:, 2] = np.arange(1, len(batches) + 1)
 
     @tf.autograph.experimental.do_not_convert
-    def make(rows, length, position):
-        return encoded.packed(rows, length) | {"data_position": position}
+    def make(rows, length):
+        return encoded.packed(rows, length)
 
-    dataset = tf.data.Dataset.from_tensor_slices((batches[start:], lengths[start:], positions[start:]))
+    dataset = tf.data.Dataset.from_tensor_slices((batches[start:], lengths[start:]))
     return dataset.map(make, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(tf.data.AUTOTUNE)
 
 

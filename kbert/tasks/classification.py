@@ -73,17 +73,17 @@ def of_task(name: str, folder) -> Problem:
     return Problem(train, dev, glue.test_examples(task, folder), kind, list(task.labels), task.metrics)
 
 
-def of_files(train, dev, test, text_a: str, text_b: str | None, label: str, kind: str) -> Problem:
-    """Files of one's own; the labels are those of the training file."""
-    columns = Columns(text_a, text_b, label)
-    examples = read(train, columns)
+def of_files(train, dev, test, columns: Columns, kind: str) -> Problem:
+    """Files of one's own (test None: there is none); the labels are those of the training file."""
+    several = kind == "labels"
+    examples = read(train, columns, several)
     labels = []
     if kind == "class":
         labels = label_names(examples)
     elif kind == "labels":
         labels = label_names([one for example in examples for one in parted(example)])
-    tests = {"test": read(test, Columns(text_a, text_b))} if test else {}
-    return Problem(examples, {"dev": read(dev, columns)}, tests, kind, labels, METRICS[kind])
+    tests = {"test": read(test, columns._replace(label=None))} if test else {}
+    return Problem(examples, {"dev": read(dev, columns, several)}, tests, kind, labels, METRICS[kind])
 
 
 def parted(example: Example) -> list[Example]:
@@ -94,6 +94,5 @@ def parted(example: Example) -> list[Example]:
 
 def balanced_weights(targets: dict, classes: int) -> list[float]:
     """A weight for each class, such that all classes count alike and the mean over the examples is 1."""
-    ids = targets["label_ids"]
-    counts = ids.sum(axis=0) if ids.ndim == 2 else np.bincount(ids, minlength=classes)
-    return (len(ids) / (classes * np.maximum(counts, 1))).tolist()
+    counts = np.bincount(targets["label_ids"], minlength=classes)
+    return (counts.sum() / (classes * np.maximum(counts, 1))).tolist()

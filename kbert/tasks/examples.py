@@ -24,16 +24,18 @@ class Columns(NamedTuple):
     label: str | int | None = None
 
 
-def read(path, columns: Columns) -> list[Example]:
+def read(path, columns: Columns, several_labels: bool = False) -> list[Example]:
     """The examples of a .tsv (no quoting, as in GLUE), .csv (quoted) or .jsonl file.
 
-    Raises ValueError naming file and line for a row without one of the columns, an empty label, bytes that are not
-    UTF-8, and a file without rows.
+    With several_labels a label may be empty, and a list in JSON, which commas part here. Raises ValueError naming file
+    and line for a row without one of the columns, an empty label, bytes that are not UTF-8, and a file without rows.
     """
     examples = []
     for where, row in rows(Path(path), numbered=isinstance(columns.text_a, int)):
+        if several_labels and isinstance(row.get(columns.label), list):
+            row[columns.label] = ",".join(map(str, row[columns.label]))
         values = [None if column is None else value(where, row, column) for column in columns]
-        if columns.label is not None and not values[2].strip():
+        if columns.label is not None and not several_labels and not values[2].strip():
             raise ValueError(f"{where}: {columns.label!r} is empty; expected a label")
         examples.append(Example(*values, where))
     if not examples:
@@ -53,8 +55,8 @@ def rows(path: Path, numbered: bool = False) -> Iterator[tuple[str, dict]]:
             return
         quoting = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {"strict": True}
         reader = csv.reader(lines, **quoting)
-        header = None if numbered else [name.strip() for name in next(reader, [])]
         try:
+            header = None if numbered else [name.strip() for name in next(reader, [])]
             for cells in reader:
                 if cells:  # short rows are seen where a column is asked for
                     pairs = enumerate(cells) if numbered else zip(header, cells, strict=False)
@@ -95,14 +97,22 @@ def value(where: str, row: dict, column: str | int) -> str:
         have = ", ".join(map(str, row)) if isinstance(column, str) else f"{len(row)} columns"
         raise ValueError(f"{where}: no column {column!r} among {have}")
     found = row[column]
+    if isinstance(found, (list, dict)):
+        raise ValueError(f"{where}: {column!r} is a {type(found).__name__}; expected a text or a number")
     return found if isinstance(found, str) else json.dumps(found)
 
 
 def label_names(examples: Sequence[Example]) -> list[str]:
-    """The labels of training examples in their order, numbers as numbers. Raises ValueError if there is but one."""
+    """The labels of training examples in their order, numbers as numbers.
+
+    Raises ValueError if there are less than two, and for one that is no single line.
+    """
     names = sorted({example.label for example in examples}, key=lambda name: (_number(name), name))
     if len(names) < 2:
-        raise ValueError(f"{examples[0].where}: every label of the file is {names[0]!r}; expected at least 2 labels")
+        raise ValueError(f"the training file has the labels {names}; expected at least 2")
+    for example in examples:
+        if "\n" in example.label:
+            raise ValueError(f"{example.where}: the label {example.label!r} is no single line; expected one")
     return names
 
 

@@ -13,6 +13,7 @@ from kbert.tasks.examples import Columns, Example, read
 
 ENTAILMENT = ("entailment", "not_entailment")
 DEV, TRAIN = "dev.tsv", "train.tsv"
+# Columns by number where train and dev have no header, as CoLA's; test files have one always.
 
 
 class Task(NamedTuple):
@@ -22,14 +23,13 @@ class Task(NamedTuple):
     columns: Columns
     labels: tuple[str, ...]
     metrics: tuple[str, ...]
-    header: bool = True  # of train and dev; test files have one always
     test_text: str | None = None  # the column of the text in test files, where it is another
     dev: tuple[str, ...] = (DEV,)
     test: dict[str, str] = {"": "test.tsv"}  # file to hand in -> file; "" is named after the folder
 
 
 TASKS = {
-    "cola": Task("CoLA", Columns(3, None, 1), ("0", "1"), ("matthews_correlation", "accuracy"), False, "sentence"),
+    "cola": Task("CoLA", Columns(3, None, 1), ("0", "1"), ("matthews_correlation", "accuracy"), "sentence"),
     "sst-2": Task("SST-2", Columns("sentence", None, "label"), ("0", "1"), ("accuracy",)),
     "mrpc": Task("MRPC", Columns("#1 String", "#2 String", "Quality"), ("0", "1"), ("f1", "accuracy")),
     "sts-b": Task("STS-B", Columns("sentence1", "sentence2", "score"), (), ("spearman", "pearson")),
@@ -40,7 +40,7 @@ TASKS = {
         ("contradiction", "entailment", "neutral"),
         ("accuracy",),
         dev=("dev_matched.tsv", "dev_mismatched.tsv"),
-        test={"MNLI-m": "test_matched.tsv", "MNLI-mm": "test_mismatched.tsv", "AX": "diagnostic.tsv"},
+        test={"MNLI-m": "test_matched.tsv", "MNLI-mm": "test_mismatched.tsv", "AX": "../diagnostic/diagnostic.tsv"},
     ),
     "qnli": Task("QNLI", Columns("question", "sentence", "label"), ENTAILMENT, ("accuracy",)),
     "rte": Task("RTE", Columns("sentence1", "sentence2", "label"), ENTAILMENT, ("accuracy",)),

@@ -8,19 +8,20 @@ from matplotlib.figure import Figure
 def confusion_matrix(truth: np.ndarray, answer: np.ndarray, labels: list[str]) -> np.ndarray:
     """How often each true label got each answer, label ids [N], [N] -> a picture uint8 [height, width, 3].
 
-    The colour is the share of the true label, the number the count.
+    The colour is the share of the true label, the number (up to 30 labels) the count.
     """
     counts = np.zeros((len(labels), len(labels)), np.int64)
     np.add.at(counts, (truth, answer), 1)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    size = 2 + 0.5 * len(labels)
+    size = 2 + min(0.5 * len(labels), 20)
     figure = Figure(figsize=(size + 1, size), dpi=100, layout="constrained")
     axes = figure.add_subplot()
     axes.imshow(shares, vmin=0, vmax=1, cmap="Blues")
     axes.set(xlabel="answer", ylabel="truth", xticks=range(len(labels)), yticks=range(len(labels)))
-    axes.set_xticklabels(labels, rotation=45, ha="right")
-    axes.set_yticklabels(labels)
-    for row, column in np.ndindex(counts.shape):
+    # A label is no formula, dollars or not.
+    axes.set_xticklabels(labels, rotation=45, ha="right", parse_math=False)
+    axes.set_yticklabels(labels, parse_math=False)
+    for row, column in np.ndindex(counts.shape) if len(labels) <= 30 else ():
         color = "white" if shares[row, column] > 0.5 else "black"
         axes.text(column, row, counts[row, column], ha="center", va="center", color=color)
     canvas = FigureCanvasAgg(figure)

@@ -48,17 +48,12 @@ class EventFiles:
             tf.summary.text(tag, markdown)
         writer.flush()
 
-    def picture(self, run: str, step: int, tag: str, pixels: np.ndarray) -> None:
-        """A picture, uint8 [height, width, 3]."""
-        writer = self._writer(run)
-        with writer.as_default(step):
-            tf.summary.image(tag, pixels[None])
-        writer.flush()
-
     def trial(self, run: str, values: dict) -> None:
         """The settings of one run of a search, for the panel HParams."""
-        with self._writer(run).as_default(0):
+        writer = self._writer(run)
+        with writer.as_default(0):
             hparams.hparams(values)
+        writer.flush()
 
     def _writer(self, run):
         if self.begin != self.checkpoint.last_step:

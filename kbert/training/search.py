@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import keras
+import tensorflow as tf
 
 from kbert.training.checkpointing import Checkpoint
 from kbert.training.monitoring import EventFiles, Monitor
@@ -60,11 +61,17 @@ class Search:
     xla: bool = False
 
     def results(self, trials: Iterable[Trial], show: Callable[[str], None] = print) -> dict[Trial, dict]:
-        """The numbers of each trial on dev; those that are finished already are read."""
+        """The numbers of each trial on dev; those that are finished already are read.
+
+        Ends as if it had never been stopped, whenever it was.
+        """
+        tf.config.experimental.enable_op_determinism()  # on a GPU; a CPU gives the same bits without
         results = {}
         for trial in trials:
             if not self.file(trial).exists():
                 self.run(trial, show)
+            # After the numbers are written, or a kill in between would lose the run.
+            shutil.rmtree(self.file(trial).parent / "checkpoints", ignore_errors=True)
             results[trial] = json.loads(self.file(trial).read_bytes())
             numbers = ", ".join(f"{name} {value:.4f}" for name, value in results[trial].items())
             show(f"{trial.name}: {numbers}")
@@ -74,9 +81,9 @@ class Search:
         return self.output / "runs" / trial.name / "metrics.json"
 
     def best(self) -> dict | None:
-        """The numbers of the best run that is finished, of whichever call."""
-        finished = [json.loads(file.read_bytes()) for file in self.output.glob("runs/*/metrics.json")]
-        return max(finished, key=lambda numbers: numbers[self.best_by], default=None)
+        """Name (`run`) and numbers of the run whose model is saved: the best of all calls, the first of equals."""
+        path = self.output / "best.json"
+        return json.loads(path.read_bytes()) if path.exists() else None
 
     def run(self, trial: Trial, show: Callable[[str], None]) -> None:
         """Trains, scores, saves the model if it is the best so far, and only then notes the numbers."""
@@ -104,6 +111,10 @@ class Search:
         best = self.best()
         if best is None or numbers[self.best_by] > best[self.best_by]:
             self.save(model)
+            write_whole(self.output / "best.json", to_json({"run": trial.name, **numbers}))
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self.file(trial), json.dumps(numbers, indent=1).encode() + b"\n")
-        shutil.rmtree(checkpoint.folder, ignore_errors=True)
+        write_whole(self.file(trial), to_json(numbers))
+
+
+def to_json(content: dict) -> bytes:
+    return json.dumps(content, indent=1).encode() + b"\n"

@@ -48,11 +48,11 @@ def lower_case(directory: Path, told: bool | None) -> bool:
     return written if told is None else told
 
 
-def check_vocabulary(directory: Path, tokenizer, config: BertConfig) -> None:
+def check_vocabulary(where, tokenizer, config: BertConfig) -> None:
     """Raises ValueError if the vocabulary has another size than the model."""
     if tokenizer.vocab_size != config.vocab_size:
         raise ValueError(
-            f"{directory}: the vocabulary has {tokenizer.vocab_size} pieces, expected the {config.vocab_size} of "
+            f"{where}: the vocabulary has {tokenizer.vocab_size} pieces, expected the {config.vocab_size} of "
             f"vocab_size in the configuration"
         )
 

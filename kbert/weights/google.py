@@ -99,7 +99,12 @@ def write(model, tokenizer, directory) -> None:
     Raises ValueError for a model that the release's code would compute otherwise or has no place for.
     """
     task = task_of(model)
-    config, extra = google_config(model.config), {"masked_lm", "next_sentence", "num_labels", "dropout"}
+    folder.check_vocabulary("the tokenizer", tokenizer, model.config)
+    # What acts in training only is left out: the release has constants for it.
+    config, extra = (
+        google_config(model.config),
+        {"masked_lm", "next_sentence", "num_labels", "dropout", "class_weights"},
+    )
     if task["model"] not in ("BertPretrainer", *OUTPUT_LAYERS):
         raise ValueError(
             f"Google's format has no place for the output layer of a {task['model']}; expected another one"

@@ -224,7 +224,7 @@ def read_tokenizer(directory: Path, lower_case: bool | None) -> WordPiece:
             raise ValueError(f"{directory / 'tokenizer.json'}: expected a WordPiece model and a BertNormalizer")
         if not pieces.exists():
             pieces = sorted(model["vocab"], key=model["vocab"].get)
-    elif not pieces.exists():
+    else:
         folder.found(directory, "vocab.txt")
     if lower_case is None and settings.get("do_lower_case") is None and "lowercase" in normalizer:
         lower_case = normalizer["lowercase"]
@@ -244,11 +244,11 @@ def write(model, tokenizer, directory) -> None:
     Raises ValueError for what a BERT of transformers does not compute.
     """
     task, config = task_of(model), model.config
+    folder.check_vocabulary("the tokenizer", tokenizer, config)
     if config.causal:
         raise ValueError("causal is True, which transformers computes in another class; expected False")
-    for name in ("masked_lm_changes", "class_weights"):
-        if task.get(name):
-            raise ValueError(f"config.json has no place for {name} {task[name]}; expected a model without")
+    if task.get("masked_lm_changes"):
+        raise ValueError(f"config.json has no place for masked_lm_changes {task['masked_lm_changes']}; expected none")
     theirs = {ours: name for name, ours in ACTIVATIONS.items() if name != "gelu_new"}
     fields = {name: getattr(config, ours) for name, ours in FIELDS.items()}
     fields |= {"model_type": "bert", "hidden_act": theirs[config.hidden_act], "pad_token_id": tokenizer.pad_id}

@@ -43,7 +43,7 @@ FIELDS = {
 # Written into their code, not into their files.
 ENCODER = {"hidden_act": "gelu_tanh", "layer_norm_epsilon": 1e-12, "pooler": True, "causal": False}
 HEAD = {"hidden_act": "gelu_erf", "layer_norm_epsilon": 1e-5}
-NAMES = ("bert_", "kaggle://")  # what the names of presets begin with
+OLD_KINDS = {"BertClassifier": "BertTextClassifier"}  # as keras-nlp called it
 KINDS = ("BertBackbone", "BertMaskedLM", "BertTextClassifier")
 
 
@@ -63,7 +63,18 @@ def flat(name: str, value):
 
 def is_here(directory: Path) -> bool:
     path = directory / "config.json"
-    return path.exists() and str(folder.read_json(path).get("registered_name")).startswith("keras_hub>")
+    return path.exists() and str(folder.read_json(path).get("registered_name")).startswith(("keras_hub>", "keras_nlp>"))
+
+
+def knows(name: str) -> bool:
+    """Whether a name is that of a preset of BERT, or kaggle's."""
+    if name.startswith("kaggle://"):
+        return True
+    if not re.fullmatch(r"\w+", name):
+        return False
+    import keras_hub
+
+    return name in keras_hub.models.BertBackbone.presets
 
 
 def read(directory, lower_case: bool | None = None) -> tuple:
@@ -74,23 +85,18 @@ def read(directory, lower_case: bool | None = None) -> tuple:
     import keras_hub  # slow to import, and only this format needs it
 
     path = Path(directory)
-    if path.is_dir():
-        kind = folder.read_json(path / "task.json" if (path / "task.json").exists() else path / "config.json")[
-            "class_name"
-        ]
-        if kind not in KINDS:
-            raise ValueError(f"{path} is a preset of {kind}; expected one of {', '.join(KINDS)}")
-    else:
-        kind = "BertBackbone"
     try:
+        kind = kind_of(str(directory))
         tokenizer = keras_hub.models.BertTokenizer.from_preset(str(directory))
-        options = {} if kind == "BertBackbone" else {"preprocessor": None}
-        theirs = getattr(keras_hub.models, kind).from_preset(str(directory), **options)
+        options = {"preprocessor": None} if kind in KINDS[1:] else {}
+        theirs = getattr(keras_hub.models, kind).from_preset(str(directory), **options) if kind in KINDS else None
     except Exception as error:  # of h5py, json, the hubs: each has its own
         reason, expected = " ".join(str(error).split())[:200], "a whole preset of BERT"
         if not path.is_dir():
             expected = "a preset that keras-hub knows and a network, or a folder"
         raise ValueError(f"{directory}: {reason}; expected {expected}") from None
+    if theirs is None:
+        raise ValueError(f"{directory} is a preset of {kind}; expected one of {', '.join(KINDS)}")
     backbone = getattr(theirs, "backbone", theirs)
     fields = {ours: getattr(backbone, name) for name, ours in FIELDS.items()} | ENCODER
     dropouts = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), backbone.dropout)
@@ -100,6 +106,16 @@ def read(directory, lower_case: bool | None = None) -> tuple:
     values = {weight.path: flat(weight.path, weight.numpy()) for weight in theirs.weights}
     assign(model, values, directory, name_of)
     return model, WordPiece(list(tokenizer.vocabulary), lower_case=tokenizer.lowercase)
+
+
+def kind_of(preset: str) -> str | None:
+    """The class that a preset says it is: its task's, or else its backbone's."""
+    # Its public functions want to be told the class; asking for a backbone would leave a task's head behind.
+    from keras_hub.src.utils.preset_utils import CONFIG_FILE, TASK_CONFIG_FILE, check_file_exists, get_file
+
+    file = TASK_CONFIG_FILE if check_file_exists(preset, TASK_CONFIG_FILE) else CONFIG_FILE
+    kind = folder.read_json(Path(get_file(preset, file))).get("class_name")
+    return OLD_KINDS.get(kind, kind)
 
 
 def task_in(theirs, directory) -> dict:
@@ -121,6 +137,7 @@ def write(model, tokenizer, directory) -> None:
     import keras_hub
 
     task, config = task_of(model), model.config
+    folder.check_vocabulary("the tokenizer", tokenizer, config)
     check(task, config)
     fields = {name: getattr(config, ours) for name, ours in FIELDS.items()} | {"dropout": config.hidden_dropout_prob}
     backbone = keras_hub.models.BertBackbone(**fields)

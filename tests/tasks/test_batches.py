@@ -49,7 +49,6 @@ def test_batches_go_on_from_any_number(encoded):
     whole = list(batches.training_batches(encoded, 8, 3, 1, 48).as_numpy_iterator())
     rest = list(batches.training_batches(encoded, 8, 3, 1, 48, start=31).as_numpy_iterator())
     assert len(whole) == 75 and len(rest) == 44
-    assert whole[30]["data_position"].tolist() == [0, 0, 31]
     for one, other in zip(whole[31:], rest, strict=True):
         np.testing.assert_array_equal(one["input_ids"], other["input_ids"])
 

@@ -48,6 +48,8 @@ def test_a_file_without_a_header_has_its_columns_by_number(tmp_path):
         ("a.jsonl", '{"first": 1}\n{"first"\n', "a.jsonl, line 1: no column 'second' among first"),
         ("a.jsonl", "[1]\n", "a.jsonl, line 1: a list; expected a JSON object"),
         ("a.jsonl", '{"first"\n', "a.jsonl, line 1: .*; expected a JSON object"),
+        ("a.csv", 'first,"second\n', "a.csv, line 1: unexpected end of data; expected csv"),
+        ("a.jsonl", '{"first": ["a"], "second": "b", "label": 1}\n', "line 1: 'first' is a list; expected a text"),
         ("a.txt", "x", "a.txt: ends in .txt; expected .tsv, .csv or .jsonl"),
     ],
 )
@@ -65,7 +67,9 @@ def test_labels_are_in_the_order_of_their_numbers_or_names():
     with pytest.raises(ValueError, match="f, line 1: the label 'b' is no number"):
         label_values(examples)
     assert label_values(examples[:2]) == [10.0, 9.0]
-    with pytest.raises(ValueError, match="every label of the file is '9'"):
+    with pytest.raises(ValueError, match=r"the training file has the labels \['9'\]; expected at least 2"):
         label_names(examples[1:2])
+    with pytest.raises(ValueError, match=r"f, line 7: the label 'a\\nb' is no single line"):
+        label_names([Example("a", None, label, "f, line 7") for label in ("a\nb", "c")])
     with pytest.raises(ValueError, match="the label 'nan' is no number"):
         label_values([Example("a", None, "nan", "f, line 7")])

@@ -22,7 +22,7 @@ FILES = {
     "MNLI/dev_matched.tsv": "sentence1\tsentence2\tgold_label\na\tb\tneutral\n",
     "MNLI/dev_mismatched.tsv": "sentence1\tsentence2\tgold_label\nc\td\tcontradiction\n",
     "MNLI/test_matched.tsv": "index\tsentence1\tsentence2\n0\te\tf\n",
-    "MNLI/diagnostic.tsv": "index\tsentence1\tsentence2\n0\tg\th\n",
+    "diagnostic/diagnostic.tsv": "index\tsentence1\tsentence2\n0\tg\th\n",
     "QNLI/train.tsv": "index\tquestion\tsentence\tlabel\n0\tWho?\tShe.\tentailment\n",
     "RTE/train.tsv": "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tnot_entailment\n",
     "WNLI/train.tsv": "index\tsentence1\tsentence2\tlabel\n0\ta\tb\t1\n",

@@ -72,6 +72,7 @@ def test_each_trial_has_its_own_numbers_and_the_best_is_kept(whole):
     values = [whole.results[trial]["dev_score"] for trial in TRIALS]
     assert len(set(values)) == 3
     assert float(np.abs(whole.saved[-1]).sum()) == max(values) == whole.search.best()["dev_score"]
+    assert whole.search.best()["run"] == TRIALS[int(np.argmax(values))].name
     assert [seed for _, seed, _ in whole.asked] == [1, 2, 1]
     assert not list(whole.search.output.glob("runs/*/checkpoints"))
     assert {path.name for path in (whole.search.output / "logs").iterdir()} == {trial.name for trial in TRIALS}
@@ -95,9 +96,19 @@ def test_a_stopped_search_goes_on_and_ends_the_same(whole, tmp_path):
 
 def test_a_search_of_other_trials_keeps_a_better_model_of_before(whole, tmp_path):
     shutil.copytree(whole.search.output, tmp_path / "copy")
-    best = max(TRIALS, key=lambda trial: whole.results[trial]["dev_score"])
-    path = tmp_path / "copy" / "runs" / best.name / "metrics.json"
-    path.write_text(json.dumps({"dev_score": 1e9}))
+    (tmp_path / "copy" / "best.json").write_text(json.dumps({"run": "other", "dev_score": 1e9}))
     later = Searched(tmp_path / "copy")
     later.search.results([Trial(5e-3, 4, 1)], show=lambda line: None)
-    assert later.saved == [] and later.search.best() == {"dev_score": 1e9}
+    assert later.saved == [] and later.search.best() == {"run": "other", "dev_score": 1e9}
+
+
+def test_of_runs_that_are_equal_the_first_is_kept_and_leftovers_of_a_kill_go(tmp_path):
+    searched = Searched(tmp_path)
+    searched.search.score = lambda model: {"dev_score": 1.0}
+    leftover = tmp_path / "runs" / TRIALS[0].name / "checkpoints"
+    results = searched.search.results(TRIALS[:2], show=lambda line: leftover.mkdir(parents=True, exist_ok=True))
+    assert results == dict.fromkeys(TRIALS[:2], {"dev_score": 1.0})
+    assert len(searched.saved) == 1 and searched.search.best()["run"] == TRIALS[0].name
+    leftover.mkdir(exist_ok=True)
+    searched.search.results(TRIALS[:2], show=lambda line: None)
+    assert not leftover.exists()

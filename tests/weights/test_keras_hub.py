@@ -139,11 +139,13 @@ def test_a_preset_of_a_name_is_asked_of_keras_hub(tmp_path, monkeypatch):
     def no_network(name, **options):
         raise ConnectionError(f"no route to {name}")
 
-    monkeypatch.setattr(keras_hub.models.BertTokenizer, "from_preset", no_network)
+    monkeypatch.setattr(format, "kind_of", no_network)
     with pytest.raises(
         ValueError, match="bert_tiny_en_uncased: no route to bert_tiny_en_uncased; expected a preset that"
     ):
         kbert.load("bert_tiny_en_uncased")
+    assert format.knows("all_minilm_l6_v2_en") and format.knows("kaggle://any/thing")
+    assert not format.knows("runs/books") and not format.knows("books")
 
 
 def test_damaged_presets_and_those_of_others_are_named(tmp_path):
@@ -151,6 +153,17 @@ def test_damaged_presets_and_those_of_others_are_named(tmp_path):
     (tmp_path / "model.weights.h5").write_bytes((tmp_path / "model.weights.h5").read_bytes()[:1000])
     with pytest.raises(ValueError, match=f"{tmp_path}: .*; expected a whole preset of BERT"):
         kbert.load(tmp_path)
+
+
+def test_presets_of_keras_nlp_and_of_other_models_are_told_apart(tmp_path):
+    theirs = preset(tmp_path, "BertTextClassifier")
+    for name, old in (("config.json", "BertBackbone"), ("task.json", "BertClassifier")):
+        content = json.loads((tmp_path / name).read_text())
+        content |= {"registered_name": f"keras_nlp>{old}", "class_name": old}
+        content["module"] = content["module"].replace("keras_hub.src", "keras_nlp.src")
+        (tmp_path / name).write_text(json.dumps(content))
+    assert_answers_equal(kbert.load(tmp_path)[0], answers(theirs))
+    (tmp_path / "task.json").unlink()
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"class_name": "RobertaBackbone"}))
     with pytest.raises(ValueError, match="is a preset of RobertaBackbone; expected one of BertBackbone"):
