@@ -1,5 +1,6 @@
 """Every command of the README runs, tiny, and what goes wrong ends with status 2 and one line."""
 
+import importlib.util
 import json
 import re
 import shlex
@@ -15,6 +16,7 @@ from safetensors.numpy import load_file
 from small_corpus import VOCABULARY, text
 
 import kbert
+from kbert.command_line import explain, parse
 from kbert.weights import huggingface
 from kbert.weights.by_name import without_heads
 
@@ -217,14 +219,17 @@ CONVERT = "convert_weights.py: "
         ("--kind labels", "--kind labels: the task mrpc brings its own"),
     ],
 )
-def test_fine_tuning_is_refused_in_one_line_before_it_begins(folder, start, change, message):
-    command = f"python recipes/fine_tune_glue.py --model {start} --task mrpc --data glue/MRPC"
-    command += " --batch-sizes 4 --output refused"
-    done = recipe(f"{command} {change}", folder)
-    assert done.returncode == 2, done.stdout + done.stderr
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1 and lines[0].startswith("fine_tune_glue.py: ") and message in lines[0], done.stderr
-    assert not (folder / "refused").exists()
+def test_fine_tuning_that_cannot_be_is_refused_before_it_begins(folder, start, monkeypatch, change, message):
+    monkeypatch.chdir(folder)
+    specification = importlib.util.spec_from_file_location("fine_tune_glue", ROOT / "recipes" / "fine_tune_glue.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    command = f"--model {start} --task mrpc --data glue/MRPC --batch-sizes 4 --output not_tuned {change}"
+    flags = parse(module.main, shlex.split(command), "fine_tune_glue.py")
+    with pytest.raises((ValueError, FileNotFoundError)) as refused:
+        module.main(**flags)
+    assert message in explain(refused.value, ROOT / "recipes")
+    assert not Path("not_tuned").exists()
 
 
 def test_ones_own_files_are_learned_with_every_rule_and_a_second_call_does_no_work(folder, start):
