@@ -283,6 +283,16 @@ def start(tmp_path_factory):
     return path
 
 
+@pytest.mark.parametrize("objectives", ["mlm", "left-to-right"])
+def test_the_ablations_without_next_sentences_are_trained(folder, objectives):
+    output = f"ablation-{objectives}"
+    done = recipe(f"{PRETRAIN.replace('OUT', output)} --objectives {objectives}", folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    metrics = json.loads((folder / output / "metrics.json").read_text())
+    assert "held_out_masked_lm_loss" in metrics and not [name for name in metrics if "next_sentence" in name]
+    assert kbert.load(folder / output)[0].config.causal == (objectives == "left-to-right")
+
+
 def test_a_small_p_is_warned_about_with_the_share_lost(folder):
     done = recipe(PRETRAIN.replace("OUT", "cut") + " --masking.max-predictions 2 --steps 1", folder)
     assert done.returncode == 0 and "2 predictions a sequence cut off 60% of a full one's" in done.stdout
