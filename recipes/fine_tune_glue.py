@@ -133,6 +133,7 @@ def main(
     check_settings(output, settings)
     facts = {f"{name}: examples": len(one.lengths) for name, one in encoded.items()}
     facts |= {f"{name}: longer than {sequence_length}, cut": one.truncated for name, one in encoded.items()}
+    facts |= {"incomplete rows left out": len(problem.left_out)} if problem.left_out else {}
     report.table("Fine-tuning", facts | {"labels": ", ".join(problem.labels) or "a number"})
 
     # Build, compile, fit and evaluate each run; the best on dev is saved as it is found.

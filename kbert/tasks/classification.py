@@ -19,7 +19,7 @@ class Problem(NamedTuple):
     """What is learned and how it is judged.
 
     train; dev and test by name (test without labels); kind: class, labels or number; labels: names, none for a number;
-    metrics: of which the first decides.
+    metrics: of which the first decides; left_out: where the rows stand that a task of GLUE has without all columns.
     """
 
     train: list[Example]
@@ -28,6 +28,7 @@ class Problem(NamedTuple):
     kind: str
     labels: list[str]
     metrics: tuple[str, ...]
+    left_out: list[str] = []
 
     def targets(self, examples: Sequence[Example]) -> dict:
         """label_ids int32 [N] or (labels) [N, K], or label_values float32 [N]. Raises ValueError with file and line."""
@@ -68,9 +69,10 @@ class Problem(NamedTuple):
 def of_task(name: str, folder) -> Problem:
     """A task of GLUE; raises ValueError or FileNotFoundError for another name and for missing files."""
     task = glue.task_named(name)
-    train, dev = glue.train_examples(task, folder), glue.dev_examples(task, folder)
+    left_out = []
+    train, dev = glue.train_examples(task, folder, left_out), glue.dev_examples(task, folder, left_out)
     kind = "class" if task.labels else "number"
-    return Problem(train, dev, glue.test_examples(task, folder), kind, list(task.labels), task.metrics)
+    return Problem(train, dev, glue.test_examples(task, folder), kind, list(task.labels), task.metrics, left_out)
 
 
 def of_files(train, dev, test, columns: Columns, kind: str) -> Problem:

@@ -24,16 +24,21 @@ class Columns(NamedTuple):
     label: str | int | None = None
 
 
-def read(path, columns: Columns, several_labels: bool = False) -> list[Example]:
+def read(path, columns: Columns, several_labels: bool = False, left_out: list | None = None) -> list[Example]:
     """The examples of a .tsv (no quoting, as in GLUE), .csv (quoted) or .jsonl file.
 
-    With several_labels a label may be empty, and a list in JSON, which commas part here. Raises ValueError naming file
-    and line for a row without one of the columns, an empty label, bytes that are not UTF-8, and a file without rows.
+    With several_labels a label may be empty, and a list in JSON, which commas part here. With left_out a row without
+    one of the columns is left out, and where it stands is put there, as files that others made have some. Raises
+    ValueError naming file and line for a row without one of the columns, an empty label, bytes that are not UTF-8, and
+    a file without rows.
     """
     examples = []
     for where, row in rows(Path(path), numbered=isinstance(columns.text_a, int)):
         if several_labels and isinstance(row.get(columns.label), list):
             row[columns.label] = ",".join(map(str, row[columns.label]))
+        if left_out is not None and any(column is not None and not row.get(column) for column in columns):
+            left_out.append(where)
+            continue
         values = [None if column is None else value(where, row, column) for column in columns]
         if columns.label is not None and not several_labels and not values[2].strip():
             raise ValueError(f"{where}: {columns.label!r} is empty; expected a label")

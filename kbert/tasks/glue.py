@@ -23,17 +23,18 @@ class Task(NamedTuple):
     columns: Columns
     labels: tuple[str, ...]
     metrics: tuple[str, ...]
+    incomplete: bool = False  # whether some rows of its files are; the others' are refused
     test_text: str | None = None  # the column of the text in test files, where it is another
     dev: tuple[str, ...] = (DEV,)
     test: dict[str, str] = {"": "test.tsv"}  # file to hand in -> file; "" is named after the folder
 
 
 TASKS = {
-    "cola": Task("CoLA", Columns(3, None, 1), ("0", "1"), ("matthews_correlation", "accuracy"), "sentence"),
+    "cola": Task("CoLA", Columns(3, None, 1), ("0", "1"), ("matthews_correlation", "accuracy"), test_text="sentence"),
     "sst-2": Task("SST-2", Columns("sentence", None, "label"), ("0", "1"), ("accuracy",)),
     "mrpc": Task("MRPC", Columns("#1 String", "#2 String", "Quality"), ("0", "1"), ("f1", "accuracy")),
     "sts-b": Task("STS-B", Columns("sentence1", "sentence2", "score"), (), ("spearman", "pearson")),
-    "qqp": Task("QQP", Columns("question1", "question2", "is_duplicate"), ("0", "1"), ("f1", "accuracy")),
+    "qqp": Task("QQP", Columns("question1", "question2", "is_duplicate"), ("0", "1"), ("f1", "accuracy"), True),
     "mnli": Task(
         "MNLI",
         Columns("sentence1", "sentence2", "gold_label"),
@@ -56,13 +57,18 @@ def task_named(name: str) -> Task:
     return TASKS[name.lower()]
 
 
-def train_examples(task: Task, folder) -> list[Example]:
-    return read(found(folder, TRAIN), task.columns)
+def train_examples(task: Task, folder, left_out: list | None = None) -> list[Example]:
+    return labelled(task, folder, TRAIN, left_out)
 
 
-def dev_examples(task: Task, folder) -> dict[str, list[Example]]:
+def dev_examples(task: Task, folder, left_out: list | None = None) -> dict[str, list[Example]]:
     """The dev sets by the names of their files: MNLI has two."""
-    return {Path(name).stem: read(found(folder, name), task.columns) for name in task.dev}
+    return {Path(name).stem: labelled(task, folder, name, left_out) for name in task.dev}
+
+
+def labelled(task: Task, folder, name: str, left_out: list | None) -> list[Example]:
+    """Examples of one file; incomplete rows are put into left_out where the task has such, or else refused."""
+    return read(found(folder, name), task.columns, left_out=left_out if task.incomplete else None)
 
 
 def test_examples(task: Task, folder) -> dict[str, list[Example]]:

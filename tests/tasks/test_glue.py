@@ -79,6 +79,17 @@ def test_colas_test_file_has_a_header_where_the_others_have_none(folder):
     assert texts(glue.test_examples(glue.task_named("mrpc"), folder / "MRPC")["MRPC"]) == [("x", "y", None)]
 
 
+def test_incomplete_rows_of_qqp_are_left_out_and_of_others_refused(folder):
+    for name in ("QQP", "RTE"):
+        path = folder / name / "train.tsv"
+        path.write_text(path.read_text() + "2\t3\n")
+    left_out = []
+    assert len(glue.train_examples(glue.task_named("qqp"), folder / "QQP", left_out)) == 1
+    assert left_out == [f"{folder}/QQP/train.tsv, line 3"]
+    with pytest.raises(ValueError, match="RTE/train.tsv, line 3: no column 'sentence2'"):
+        glue.train_examples(glue.task_named("rte"), folder / "RTE", left_out)
+
+
 def test_a_missing_file_and_a_misspelled_task_are_named(folder):
     with pytest.raises(FileNotFoundError, match="SST-2/dev.tsv is missing; expected the folder of a task"):
         glue.dev_examples(glue.task_named("sst-2"), folder / "SST-2")
