@@ -82,17 +82,14 @@ def training_batches(encoded: Encoded, batch_size: int, epochs: int, seed: int, 
     return dataset.map(make, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(tf.data.AUTOTUNE)
 
 
-def answers(model, encoded: Encoded, max_length: int, names: Sequence[str] = ("logits",), batch_size: int = 64) -> dict:
-    """What the model answers for every example, in their order: name -> [N, ...]; like lengths go together."""
+def logits_of(model, encoded: Encoded, max_length: int, batch_size: int = 64) -> np.ndarray:
+    """The model's `logits` [N, ...] for every example, in their order; like lengths go together."""
     order = np.argsort(encoded.lengths, kind="stable")
     spec = {name: tf.TensorSpec([None, None], tf.int32) for name in ("input_ids", "input_mask", "segment_ids")}
     call = tf.function(lambda features: model(features, training=False), [spec], autograph=False)
-    found = {name: [] for name in names}
+    found = []
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
         features = encoded.packed(rows, rounded(encoded.lengths[rows].max(), max_length))
-        outputs = call({name: features[name] for name in spec})
-        for name in names:
-            found[name].append(outputs[name].numpy())
-    back = np.argsort(order)
-    return {name: np.concatenate(parts)[back] for name, parts in found.items()}
+        found.append(call({name: features[name] for name in spec})["logits"].numpy())
+    return np.concatenate(found)[np.argsort(order)]

@@ -13,7 +13,6 @@ from kbert.tasks.examples import Columns, Example, read
 
 ENTAILMENT = ("entailment", "not_entailment")
 DEV, TRAIN = "dev.tsv", "train.tsv"
-# Columns by number where train and dev have no header, as CoLA's; test files have one always.
 
 
 class Task(NamedTuple):
@@ -29,6 +28,7 @@ class Task(NamedTuple):
     test: dict[str, str] = {"": "test.tsv"}  # file to hand in -> file; "" is named after the folder
 
 
+# Columns by number where train and dev have no header, as CoLA's; test files have one always.
 TASKS = {
     "cola": Task("CoLA", Columns(3, None, 1), ("0", "1"), ("matthews_correlation", "accuracy"), test_text="sentence"),
     "sst-2": Task("SST-2", Columns("sentence", None, "label"), ("0", "1"), ("accuracy",)),

@@ -63,7 +63,8 @@ class Search:
     def results(self, trials: Iterable[Trial], show: Callable[[str], None] = print) -> dict[Trial, dict]:
         """The numbers of each trial on dev; those that are finished already are read.
 
-        Ends as if it had never been stopped, whenever it was.
+        A run that was killed goes on with the batch after its checkpoint. Where batches differ in length its weights
+        may differ in the last bits from those of a run that was not: a step is traced by the first batch it gets.
         """
         tf.config.experimental.enable_op_determinism()  # on a GPU; a CPU gives the same bits without
         results = {}

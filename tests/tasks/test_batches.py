@@ -72,7 +72,7 @@ def test_answers_come_in_the_order_of_the_examples(encoded):
             "other": features["input_ids"],
         }
 
-    found = batches.answers(model, encoded, 48, ("logits",), batch_size=16)["logits"]
+    found = batches.logits_of(model, encoded, 48, batch_size=16)
     every = encoded.packed(np.arange(203), 48)
     np.testing.assert_array_equal(found, (every["input_ids"] * every["input_mask"]).numpy().sum(1))
     assert len(set(found.tolist())) > 150

@@ -11,16 +11,8 @@ import kbert
 from kbert.model.fine_tuning import BertClassifier, BertRegressor, BertSpanPredictor, BertTagger
 from kbert.weights import google
 from kbert.weights.by_name import named_weights
+from tests.weights.tiny import CONFIG, PIECES
 
-PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##b", "the", "."]
-CONFIG = kbert.BertConfig(
-    vocab_size=10,
-    hidden_size=8,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=12,
-    max_position_embeddings=16,
-)
 OF_EMBEDDINGS = {
     "bert/embeddings/LayerNorm/beta": [8],
     "bert/embeddings/LayerNorm/gamma": [8],

@@ -12,18 +12,9 @@ import kbert
 from kbert.model.fine_tuning import BertClassifier, BertTagger
 from kbert.weights import keras_hub as format
 from kbert.weights.by_name import named_weights, without_heads
+from tests.weights.tiny import CONFIG, PIECES
 
-PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##b", "the", "."]
 FIELDS = {"vocabulary_size": 10, "num_layers": 2, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 12}
-CONFIG = kbert.BertConfig(
-    vocab_size=10,
-    hidden_size=8,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=12,
-    max_position_embeddings=16,
-    initializer_range=0.3,
-)
 LENGTHS = np.array([7, 4])[:, None]
 FEATURES = {
     "input_ids": np.int32([[2, 5, 6, 3, 8, 9, 3], [2, 6, 7, 3, 0, 0, 0]]),
