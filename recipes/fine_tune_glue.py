@@ -109,7 +109,7 @@ def main(
     # Not at the top, so that --help answers at once.
     import kbert
     from kbert import report
-    from kbert.tasks.batches import encode, logits_of, training_batches
+    from kbert.tasks.batches import COMPILED_MULTIPLE, MULTIPLE, encode, logits_of, training_batches
     from kbert.training.checkpointing import check_settings
     from kbert.training.search import Search, Trial, to_json
     from kbert.weights.by_name import digest
@@ -138,7 +138,7 @@ def main(
 
     # Build, compile, fit and evaluate each run; the best on dev is saved as it is found.
     def score(trained):
-        logits = {name: logits_of(trained, encoded[name], sequence_length) for name in problem.dev}
+        logits = {name: logits_of(trained, encoded[name]) for name in problem.dev}
         scores = {name: problem.scores(problem.dev[name], found) for name, found in logits.items()}
         return {f"{name}_{metric}": value for name, of in scores.items() for metric, value in of.items()}
 
@@ -147,7 +147,12 @@ def main(
         settings=settings,
         new_model=new_model,
         batches=lambda trial, seed, begin: training_batches(
-            encoded["train"], trial.batch_size, trial.epochs, seed, sequence_length, begin
+            encoded["train"],
+            trial.batch_size,
+            trial.epochs,
+            seed,
+            begin,
+            COMPILED_MULTIPLE if optimizer.xla else MULTIPLE,
         ),
         steps=lambda trial: len(problem.train) // trial.batch_size * trial.epochs,
         score=score,
@@ -172,7 +177,7 @@ def main(
     if not note.exists() or json.loads(note.read_bytes()) != made_of:
         trained, _ = kbert.load(output)
         names = [*problem.dev, *problem.test]
-        logits = {name: logits_of(trained, encoded[name], sequence_length) for name in names}
+        logits = {name: logits_of(trained, encoded[name]) for name in names}
         write_answers(problem, task, logits, Path(output))
         write_whole(note, to_json(made_of))
     columns = ("", "mean", "standard deviation", "best", "runs")

@@ -94,23 +94,29 @@ class SelfAttention(keras.layers.Layer):
             self.dropout = Dropout(config.attention_probs_dropout_prob, name="dropout", **policy)
         self.built = True
 
-    def call(self, x, mask, training=False):  # [B, S, H], [B, 1, 1 or S, S] -> [B, S, H], [B, A, S, S]
-        query, key, value = self.heads(x)
+    def call(self, x, mask, asking=None, training=False):
+        """The vectors `asking` [B, N, H] look at x [B, S, H] where mask [B, 1, 1 or N, S] lets them; None: x at itself.
+
+        Returns [B, N, H] and the probabilities [B, A, N, S].
+        """
+        if asking is None:
+            asking, (query, key, value) = x, self.heads(x, self.query, self.key, self.value)
+        else:
+            (query,), (key, value) = self.heads(asking, self.query), self.heads(x, self.key, self.value)
         # The query is divided rather than the scores, as it is smaller.
         scores = ops.matmul(query * self.config.head_size**-0.5, ops.swapaxes(key, -1, -2))
         probabilities = ops.softmax(ops.cast(scores, "float32") + ops.cast(mask, "float32"))
         context = ops.matmul(self.dropout(ops.cast(probabilities, x.dtype), training=training), value)
-        context = ops.reshape(ops.swapaxes(context, 1, 2), ops.shape(x))  # [B, A, S, D] -> [B, S, H]
+        context = ops.reshape(ops.swapaxes(context, 1, 2), ops.shape(asking))  # [B, A, N, D] -> [B, N, H]
         return self.projection(context), probabilities
 
-    def heads(self, x):  # [B, S, H] -> 3 x [B, A, S, D]
+    def heads(self, x, *layers):  # [B, S, H] -> [B, A, S, D] of each layer
         # Three variables, so that each is initialized, loaded and decayed on its own; one product, which is faster.
-        layers = (self.query, self.key, self.value)
         kernel = ops.concatenate([layer.kernel for layer in layers], axis=1)  # [H, 3H]
         bias = ops.concatenate([layer.bias for layer in layers], axis=0)  # [3H]
         batch, length, _ = ops.shape(x)
         shape = (batch, length, self.config.num_attention_heads, self.config.head_size)
-        parts = ops.split(ops.matmul(x, kernel) + bias, 3, axis=-1)
+        parts = ops.split(ops.matmul(x, kernel) + bias, len(layers), axis=-1)
         return [ops.swapaxes(ops.reshape(part, shape), 1, 2) for part in parts]
 
 
@@ -130,8 +136,10 @@ class EncoderLayer(keras.layers.Layer):
             self.dropout = Dropout(config.hidden_dropout_prob, name="dropout", **policy)
         self.built = True
 
-    def call(self, x, mask, training=False):  # [B, S, H], [B, 1, 1 or S, S] -> [B, S, H], [B, A, S, S]
-        attended, probabilities = self.self_attention(x, mask, training=training)
+    def call(self, x, mask, asking=None, training=False):
+        """x [B, S, H] or, if given, the vectors `asking` [B, N, H] that look at x; the same shape, and [B, A, N, S]."""
+        attended, probabilities = self.self_attention(x, mask, asking, training=training)
+        x = x if asking is None else asking
         x = self.attention_norm(x + self.dropout(attended, training=training))
         x = self.feed_forward_norm(x + self.dropout(self.feed_forward(x), training=training))
         return x, probabilities
@@ -148,7 +156,8 @@ class Bert(keras.layers.Layer):
     `position_ids`, `sequence_ids` [B, S] (attention stays inside equal sequence ids) and `cls_positions` [B, N].
     Other features are ignored. Returns a dict: `sequence_output` [B, S, H]; `pooled_output` [B, H], or [B, N, H] with
     `cls_positions`, if the config has a pooler; on request `all_layer_outputs`, L + 1 of [B, S, H] that begin with the
-    embedding output, and `attention_probabilities`, L of [B, A, S, S] in float32, before dropout.
+    embedding output, and `attention_probabilities`, L of [B, A, S, S] in float32, before dropout. With `pooled_only`
+    `pooled_output` alone, for less: the last layer then is computed for the vectors that the pooler reads.
     Raises ValueError for sequences longer than the config's max_position_embeddings.
     """
 
@@ -166,26 +175,34 @@ class Bert(keras.layers.Layer):
                 self.pooler = new_dense(config, hidden, hidden, activation="tanh", name="pooler", **policy)
         self.built = True
 
-    def call(self, features, training=False, output_all_layers=False, output_attentions=False):
+    def call(self, features, training=False, pooled_only=False, output_all_layers=False, output_attentions=False):
         mask = self.attention_mask(features)
         ids = (features["input_ids"], features["segment_ids"], features.get("position_ids"))
         layer_outputs, attentions = [self.embeddings(*ids, training=training)], []
-        for layer in self.encoder_layers:
+        for layer in self.encoder_layers[:-1] if pooled_only else self.encoder_layers:
             x, probabilities = layer(layer_outputs[-1], mask, training=training)
             layer_outputs.append(x)
             attentions.append(probabilities)
+        if pooled_only:
+            x = layer_outputs[-1]
+            mask = mask if mask.shape[2] == 1 else self.first(mask[:, 0], features)[:, None]  # [B, 1, 1 or N, S]
+            first, _ = self.encoder_layers[-1](x, mask, self.first(x, features), training=training)
+            return {"pooled_output": self.pooled(first, features)}
 
         outputs = {"sequence_output": layer_outputs[-1]}
         if self.config.pooler:
-            outputs["pooled_output"] = self.pooler(self.first_vectors(layer_outputs[-1], features))
+            outputs["pooled_output"] = self.pooled(self.first(layer_outputs[-1], features), features)
         if output_all_layers:
             outputs["all_layer_outputs"] = layer_outputs
         if output_attentions:
             outputs["attention_probabilities"] = attentions
         return outputs
 
-    def first_vectors(self, x, features):  # [B, S, H] -> [B, H] or [B, N, H]
-        return gather_positions(x, features["cls_positions"]) if "cls_positions" in features else x[:, 0]
+    def first(self, x, features):  # [B, S, H] -> [B, N, H], where each sequence's [CLS] stands; N is 1 by default
+        return gather_positions(x, features["cls_positions"]) if "cls_positions" in features else x[:, :1]
+
+    def pooled(self, first, features):  # [B, N, H] -> [B, H] or [B, N, H]
+        return self.pooler(first if "cls_positions" in features else first[:, 0])
 
     def attention_mask(self, features):
         """What is added to attention scores, 0 where a token may look and -10000 where not, [B, 1, 1 or S, S]."""

@@ -11,8 +11,9 @@ from kbert.model.dropout import Dropout
 class OneOutputLayer(Model):
     """A Bert, dropout, and one Dense layer on the vectors that the task reads; a subclass knows the task.
 
-    Called with Bert's features; returns Bert's outputs and `logits` in float32. `dropout` is what the output layer
-    reads through, by default the config's hidden_dropout_prob. `arguments` are those that make the model again.
+    Called with Bert's features; returns `logits` in float32 and the outputs of Bert that it has: the pooled one alone
+    where that is what is read, unless more is asked for. `dropout` is what the output layer reads through, by default
+    the config's hidden_dropout_prob. `arguments` are those that make the model again.
     """
 
     reads = "pooled_output"
@@ -41,7 +42,11 @@ class OneOutputLayer(Model):
 
     def call(self, features, training=False, output_all_layers=False, output_attentions=False):
         outputs = self.bert(
-            features, training=training, output_all_layers=output_all_layers, output_attentions=output_attentions
+            features,
+            training=training,
+            pooled_only=self.reads_pooled_output and not (output_all_layers or output_attentions),
+            output_all_layers=output_all_layers,
+            output_attentions=output_attentions,
         )
         vectors = self.dropout(outputs[self.reads], training=training)
         return outputs | self.scores(ops.cast(self.output_layer(vectors), "float32"))

@@ -13,19 +13,25 @@ import tensorflow as tf
 from kbert.tasks.examples import Example
 from kbert.text.packing import pack, special_ids
 
-POOL = 16  # batches that are sorted together: enough for like lengths, few enough for a shuffle
-STEP = 16  # every length is a multiple of it: a step is compiled for each, so that there are to be few
+POOL = 32  # batches that are sorted together: enough for like lengths, few enough for a shuffle
+MULTIPLE = 4  # every length is a multiple of it, so that few shapes occur and little is padding
+COMPILED_MULTIPLE = 16  # the same where XLA compiles the step for each length
 
 
 class Encoded(NamedTuple):
-    """Texts as token ids, ragged int32 [N, (pieces)], and how long each is packed, at most the longest allowed."""
+    """Texts as token ids, ragged int32 [N, (pieces)], and how long each is packed, at most max_length."""
 
     tokens_a: tf.RaggedTensor
     tokens_b: tf.RaggedTensor | None
     targets: dict  # feature name -> [N, ...]
     lengths: np.ndarray
+    max_length: int
     truncated: int
     tokenizer: object
+
+    def rounded_length(self, rows, multiple: int = MULTIPLE) -> int:
+        """How long the examples of these numbers are packed together."""
+        return min(-(-int(self.lengths[rows].max()) // multiple) * multiple, self.max_length)
 
     def packed(self, rows, length) -> dict:
         """Features [n, S] of the examples of these numbers, and their targets."""
@@ -49,11 +55,7 @@ def encode(examples: Sequence[Example], tokenizer, max_length: int, targets: dic
         lengths = lengths + tokens_b.row_lengths().numpy() + 1
     truncated = int((lengths > max_length).sum())
     targets = {name: tf.constant(values) for name, values in (targets or {}).items()}
-    return Encoded(tokens_a, tokens_b, targets, np.minimum(lengths, max_length), truncated, tokenizer)
-
-
-def rounded(length: int, max_length: int) -> int:
-    return min(-(-int(length) // STEP) * STEP, max_length)
+    return Encoded(tokens_a, tokens_b, targets, np.minimum(lengths, max_length), max_length, truncated, tokenizer)
 
 
 def plan(lengths: np.ndarray, batch_size: int, epoch: int, seed: int) -> np.ndarray:
@@ -69,10 +71,12 @@ def plan(lengths: np.ndarray, batch_size: int, epoch: int, seed: int) -> np.ndar
     return random.permutation(np.concatenate(batches)) if batches else np.empty((0, batch_size), np.int64)
 
 
-def training_batches(encoded: Encoded, batch_size: int, epochs: int, seed: int, max_length: int, start: int = 0):
-    """All full batches of so many epochs, from batch number `start` on."""
+def training_batches(
+    encoded: Encoded, batch_size: int, epochs: int, seed: int, start: int = 0, multiple: int = MULTIPLE
+):
+    """All full batches of so many epochs, from batch number `start` on, of lengths that `multiple` divides."""
     batches = np.concatenate([plan(encoded.lengths, batch_size, epoch, seed) for epoch in range(epochs)])
-    lengths = np.array([rounded(encoded.lengths[rows].max(), max_length) for rows in batches], np.int32)
+    lengths = np.array([encoded.rounded_length(rows, multiple) for rows in batches], np.int32)
 
     @tf.autograph.experimental.do_not_convert
     def make(rows, length):
@@ -82,7 +86,7 @@ def training_batches(encoded: Encoded, batch_size: int, epochs: int, seed: int, 
     return dataset.map(make, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(tf.data.AUTOTUNE)
 
 
-def logits_of(model, encoded: Encoded, max_length: int, batch_size: int = 64) -> np.ndarray:
+def logits_of(model, encoded: Encoded, batch_size: int = 64) -> np.ndarray:
     """The model's `logits` [N, ...] for every example, in their order; like lengths go together."""
     order = np.argsort(encoded.lengths, kind="stable")
     spec = {name: tf.TensorSpec([None, None], tf.int32) for name in ("input_ids", "input_mask", "segment_ids")}
@@ -90,6 +94,6 @@ def logits_of(model, encoded: Encoded, max_length: int, batch_size: int = 64) ->
     found = []
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
-        features = encoded.packed(rows, rounded(encoded.lengths[rows].max(), max_length))
+        features = encoded.packed(rows, encoded.rounded_length(rows))
         found.append(call({name: features[name] for name in spec})["logits"].numpy())
     return np.concatenate(found)[np.argsort(order)]

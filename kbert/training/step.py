@@ -92,6 +92,7 @@ class TrainingStep:
             step = self._graph(functools.partial(self._train_step, gradients_of))
 
             def train_function(iterator):
+                trace(step, iterator)
                 begin = time.perf_counter()
                 logs, waited = run_steps(step, iterator, self.steps_per_execution)
                 # Numbers, not tensors: only when they are there has the time of the steps passed.
@@ -107,7 +108,12 @@ class TrainingStep:
         if self.test_function is None or force:
             sums_of = self._graph(self._forward, xla=self.compiled_by_xla)
             step = self._graph(functools.partial(self._test_step, sums_of))
-            self.test_function = lambda iterator: run_steps(step, iterator, self.steps_per_execution)[0]
+
+            def test_function(iterator):
+                trace(step, iterator)
+                return run_steps(step, iterator, self.steps_per_execution)[0]
+
+            self.test_function = test_function
         return self.test_function
 
     def _graph(self, function, xla=False):
@@ -215,6 +221,16 @@ def unpack(data):
     features = dict(keras.utils.unpack_x_y_sample_weight(data)[0])
     position = features.pop("data_position", None)
     return features, position
+
+
+def trace(step, iterator) -> None:
+    """Makes the graph of a step from what any batch may be, once.
+
+    From its first batch it would be made for that length and again for any: a run that goes on in the middle would
+    have other graphs, and other last bits.
+    """
+    if hasattr(step, "get_concrete_function") and step.experimental_get_tracing_count() == 0:
+        step.get_concrete_function(iterator.element_spec)
 
 
 def run_steps(step, iterator, steps):

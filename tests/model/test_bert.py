@@ -87,6 +87,17 @@ def test_packed_sequences_answer_as_they_do_alone(bert, features):
     np.testing.assert_allclose(together["sequence_output"][0, 7:12], alone["sequence_output"][3, :5], atol=2e-6)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_pooled_output_alone_is_that_of_the_whole(bert, features, causal):
+    row = {name: features[name][:2] for name in ("input_ids", "input_mask", "segment_ids")}
+    packed = {"sequence_ids": np.int32([[1] * 7 + [2] * 5] * 2), "cls_positions": np.int32([[0, 7], [2, 9]])}
+    for asked in (features, row | packed):
+        one = twin(bert, causal=causal)
+        whole, alone = arrays(one(asked)), arrays(one(asked, pooled_only=True))
+        assert set(alone) == {"pooled_output"}
+        np.testing.assert_allclose(alone["pooled_output"], whole["pooled_output"], atol=2e-6)
+
+
 def test_causal_attention_never_looks_ahead(bert, features):
     causal = twin(bert, causal=True)
     changed = {**features, "input_ids": features["input_ids"].copy()}

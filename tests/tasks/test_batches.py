@@ -36,8 +36,10 @@ def test_each_epoch_has_each_example_once_in_an_order_of_its_own(encoded):
 
 
 def test_like_lengths_go_together_and_every_length_is_one_of_a_few(encoded):
-    rows = list(batches.training_batches(encoded, 8, 1, 1, 48).as_numpy_iterator())
+    rows = list(batches.training_batches(encoded, 8, 1, 1, multiple=16).as_numpy_iterator())
     lengths = [batch["input_ids"].shape[1] for batch in rows]
+    finer = [batch["input_ids"].shape[1] for batch in batches.training_batches(encoded, 8, 1, 1)]
+    assert all(one % 4 == 0 and 0 <= other - one < 16 for one, other in zip(finer, lengths, strict=True))
     assert set(lengths) == {16, 32, 48} and lengths != sorted(lengths)
     padding = 1 - sum(batch["input_mask"].sum() for batch in rows) / sum(batch["input_mask"].size for batch in rows)
     assert padding < 0.25 < 1 - encoded.lengths.mean() / 48
@@ -46,8 +48,8 @@ def test_like_lengths_go_together_and_every_length_is_one_of_a_few(encoded):
 
 
 def test_batches_go_on_from_any_number(encoded):
-    whole = list(batches.training_batches(encoded, 8, 3, 1, 48).as_numpy_iterator())
-    rest = list(batches.training_batches(encoded, 8, 3, 1, 48, start=31).as_numpy_iterator())
+    whole = list(batches.training_batches(encoded, 8, 3, 1).as_numpy_iterator())
+    rest = list(batches.training_batches(encoded, 8, 3, 1, start=31).as_numpy_iterator())
     assert len(whole) == 75 and len(rest) == 44
     for one, other in zip(whole[31:], rest, strict=True):
         np.testing.assert_array_equal(one["input_ids"], other["input_ids"])
@@ -72,7 +74,7 @@ def test_answers_come_in_the_order_of_the_examples(encoded):
             "other": features["input_ids"],
         }
 
-    found = batches.logits_of(model, encoded, 48, batch_size=16)
+    found = batches.logits_of(model, encoded, batch_size=16)
     every = encoded.packed(np.arange(203), 48)
     np.testing.assert_array_equal(found, (every["input_ids"] * every["input_mask"]).numpy().sum(1))
     assert len(set(found.tolist())) > 150

@@ -88,6 +88,28 @@ def test_tokens_padding_and_waiting_are_counted(model):
     assert 0.25 < float(model.seconds_waiting.result()) < float(model.seconds.result())
 
 
+def test_batches_of_several_lengths_share_one_graph_whichever_comes_first(model, monkeypatch):
+    traced = []
+    for name in ("_train_step", "_test_step"):
+        original = getattr(type(model), name)
+        monkeypatch.setattr(
+            type(model), name, lambda *arguments, f=original: traced.append(arguments[-1]) or f(*arguments)
+        )
+    by_sequence = ("input_ids", "input_mask", "segment_ids")
+
+    def batches():
+        for number, length in enumerate((12, 16, 14)):
+            whole = batch(number)
+            yield {name: value[:, :length] if name in by_sequence else value for name, value in whole.items()}
+
+    specs = {name: tf.TensorSpec(value.shape, value.dtype) for name, value in batch(0).items()}
+    specs |= {name: tf.TensorSpec([4, None], tf.int32) for name in by_sequence}
+    data = tf.data.Dataset.from_generator(batches, output_signature=specs)
+    fit(model, data, 3)
+    model.evaluate(data, verbose=0)
+    assert [features["input_ids"].shape.as_list() for features in traced] == [[4, None], [4, None]]
+
+
 def test_several_steps_in_one_call_are_the_same_steps(model):
     fit(model, dataset(), 6)
     expected = [variable.numpy() for variable in state(model).values()]
