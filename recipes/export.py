@@ -52,6 +52,8 @@ def ask(path: str, text: str) -> tuple[dict, dict]:
         for name, function in loaded.signatures.items()
     }
     answer = loaded.signatures["serving_default"](text=tf.constant([text]))
+    if "value" in answer:
+        return signatures, {"value": float(answer["value"].numpy()[0])}
     probabilities = answer["probabilities"].numpy()[0]
     if "label" in answer:
         return signatures, {"label": answer["label"].numpy()[0].decode(), "probability": float(probabilities.max())}

@@ -6,13 +6,24 @@ python recipes/fine_tune_glue.py --model runs/books --task mrpc --data glue/MRPC
 import hashlib
 import itertools
 import json
-import shutil
-import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from kbert.command_line import run as start
+
+
+@dataclass(frozen=True)
+class ReadingRule:
+    """How files and vocabulary are read.
+
+    Args:
+        kind: of one's own label: one of several classes, any number of labels (parted by commas), or a number.
+        lower_case: whether the vocabulary is an uncased one, where the model does not say.
+    """
+
+    kind: Literal["class", "labels", "number"] | None = None
+    lower_case: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -64,14 +75,13 @@ def main(
     text_a: str | None = None,
     text_b: str | None = None,
     label: str | None = None,
-    kind: Literal["class", "labels", "number"] | None = None,
     learning_rates: tuple[float, ...] = (5e-5, 4e-5, 3e-5, 2e-5),
     batch_sizes: tuple[int, ...] = (32,),
     epochs: tuple[int, ...] = (3,),
     restarts: int = 1,
     sequence_length: int = 128,
-    lower_case: bool | None = None,
     seed: int = 1,
+    reading: ReadingRule = ReadingRule(),
     layers: LayerRule = LayerRule(),
     optimizer: OptimizerRule = OptimizerRule(),
 ) -> None:
@@ -91,79 +101,56 @@ def main(
         text_a: name of the column of the text; by default text.
         text_b: name of the column of the second text, where there are pairs.
         label: name of the column of the label; by default label.
-        kind: one of several classes (the default), any number of labels (parted by commas), or a number.
         learning_rates: peaks to try.
         batch_sizes: to try.
         epochs: numbers of passes to try.
         restarts: runs of each setting, which differ in data order, output layer and dropout.
         sequence_length: tokens per text or pair; longer ones are cut at the back, and counted.
-        lower_case: whether the vocabulary is an uncased one, where the model does not say.
         seed: of the first restart.
+        reading: how files and vocabulary are read.
         layers: which layers learn, and how much.
         optimizer: how the weights move.
     """
-    own = {"train": train, "dev": dev, "test": test, "text-a": text_a, "text-b": text_b, "label": label, "kind": kind}
-    problem = read_problem(task, data, own)
+    own = {"train": train, "dev": dev, "test": test, "text-a": text_a, "text-b": text_b, "label": label}
+    problem = read_problem(task, data, own | {"reading.kind": reading.kind})
     check_flags(learning_rates, batch_sizes, epochs, restarts, len(problem.train))
     check_rules(layers, optimizer, seed, problem.kind)
     # Not at the top, so that --help answers at once.
     import kbert
     from kbert import report
-    from kbert.tasks.batches import COMPILED_MULTIPLE, MULTIPLE, encode, logits_of, training_batches
+    from kbert.tasks.batches import logits_of
     from kbert.training.checkpointing import check_settings
-    from kbert.training.search import Search, Trial, to_json
+    from kbert.training.search import Search, Trial, summary
     from kbert.weights.by_name import digest
-    from kbert.whole_file import write_whole
 
     # Read: everything that can be refused is looked at before long work begins.
-    first, tokenizer = kbert.load(model, lower_case=lower_case)
-    if not 8 <= sequence_length <= first.config.max_position_embeddings:
-        limit = first.config.max_position_embeddings
-        raise ValueError(f"--sequence-length {sequence_length}: expected 8 to {limit}, the model's positions")
+    first, tokenizer = kbert.load(model, lower_case=reading.lower_case)
+    check_length(sequence_length, first.config.max_position_embeddings)
     new_model = new_model_of(first, problem, layers)
     new_model()  # refuses what the layers and the dropout cannot be
-    sets = {"train": problem.train, **problem.dev}
-    encoded = {name: encode(e, tokenizer, sequence_length, problem.targets(e)) for name, e in sets.items()}
-    encoded |= {name: encode(e, tokenizer, sequence_length) for name, e in problem.test.items()}
-    settings = {"start": digest(first), "vocabulary": tokenizer.digest, "examples": digest_of(sets)}
+    encoded = encode_all(problem, tokenizer, sequence_length)
+    settings = {"start": digest(first), "vocabulary": tokenizer.digest, "examples": digest_of(problem.labelled)}
     settings |= {"labels": problem.labels, "metrics": problem.metrics, "kind": problem.kind}
     settings |= {"sequence_length": sequence_length, "seed": seed}
     settings |= {f"layers.{name}": value for name, value in asdict(layers).items()}
     settings |= {f"optimizer.{name}": value for name, value in asdict(optimizer).items()}
     check_settings(output, settings)
-    facts = {f"{name}: examples": len(one.lengths) for name, one in encoded.items()}
-    facts |= {f"{name}: longer than {sequence_length}, cut": one.truncated for name, one in encoded.items()}
-    facts |= {"incomplete rows left out": len(problem.left_out)} if problem.left_out else {}
-    report.table("Fine-tuning", facts | {"labels": ", ".join(problem.labels) or "a number"})
+    report.table("Fine-tuning", facts_of(problem, encoded))
 
     # Build, compile, fit and evaluate each run; the best on dev is saved as it is found.
     def score(trained):
-        logits = {name: logits_of(trained, encoded[name]) for name in problem.dev}
-        scores = {name: problem.scores(problem.dev[name], found) for name, found in logits.items()}
-        return {f"{name}_{metric}": value for name, of in scores.items() for metric, value in of.items()}
+        found = {name: problem.scores(of, logits_of(trained, encoded[name])) for name, of in problem.dev.items()}
+        return {f"{name}_{metric}": value for name, of in found.items() for metric, value in of.items()}
 
     search = Search(
         output=Path(output),
         settings=settings,
         new_model=new_model,
-        batches=lambda trial, seed, begin: training_batches(
-            encoded["train"],
-            trial.batch_size,
-            trial.epochs,
-            seed,
-            begin,
-            COMPILED_MULTIPLE if optimizer.xla else MULTIPLE,
-        ),
-        steps=lambda trial: len(problem.train) // trial.batch_size * trial.epochs,
+        batches=batches_of(encoded["train"], optimizer.xla),
         score=score,
         save=lambda best: kbert.save(best, tokenizer, output),
         best_by=f"{next(iter(problem.dev))}_{problem.metrics[0]}",
-        optimizer={
-            "weight_decay": optimizer.weight_decay,
-            "clip_norm": optimizer.clip_norm,
-            "bias_correction": optimizer.bias_correction,
-            "layer_decay": layers.decay,
-        },
+        optimizer=adam_of(optimizer, layers),
         warmup=optimizer.warmup,
         seed=seed,
         xla=optimizer.xla,
@@ -171,15 +158,9 @@ def main(
     grid = itertools.product(learning_rates, batch_sizes, epochs, range(restarts))
     results = search.results([Trial(*values) for values in grid])
 
-    # Predict and tell; not again what is predicted already.
-    best, note = search.best(), Path(output) / "predictions.json"
-    made_of = {"best": best, "examples": digest_of({**problem.dev, **problem.test})}
-    if not note.exists() or json.loads(note.read_bytes()) != made_of:
-        trained, _ = kbert.load(output)
-        names = [*problem.dev, *problem.test]
-        logits = {name: logits_of(trained, encoded[name]) for name in names}
-        write_answers(problem, task, logits, Path(output))
-        write_whole(note, to_json(made_of))
+    # Predict and tell.
+    best = search.best()
+    predict(problem, task, encoded, best, Path(output))
     columns = ("", "mean", "standard deviation", "best", "runs")
     report.table(f"{search.best_by} of each setting", summary(results, search.best_by), columns)
     report.finish(f"Best: {best.pop('run')}", output, best)
@@ -232,6 +213,44 @@ def read_problem(task: str | None, data: str | None, own: dict):
     return classification.of_files(own["train"], own["dev"], own["test"], columns, own["kind"] or "class")
 
 
+def check_length(sequence_length: int, limit: int) -> None:
+    if not 8 <= sequence_length <= limit:
+        raise ValueError(f"--sequence-length {sequence_length}: expected 8 to {limit}, the model's positions")
+
+
+def encode_all(problem, tokenizer, sequence_length: int) -> dict:
+    """The token ids of every set of examples, with the targets of those that have labels."""
+    from kbert.tasks.batches import encode
+
+    encoded = {
+        name: encode(of, tokenizer, sequence_length, problem.targets(of)) for name, of in problem.labelled.items()
+    }
+    return encoded | {name: encode(of, tokenizer, sequence_length) for name, of in problem.test.items()}
+
+
+def facts_of(problem, encoded: dict) -> dict:
+    """What was read, and what of it is cut or left out."""
+    facts = {f"{name}: examples": len(one.lengths) for name, one in encoded.items()}
+    facts |= {f"{name}: longer than {one.max_length}, cut": one.truncated for name, one in encoded.items()}
+    facts |= {"incomplete rows left out": len(problem.left_out)} if problem.left_out else {}
+    return facts | {"labels": ", ".join(problem.labels) or "a number"}
+
+
+def batches_of(train, xla: bool):
+    """The batches of a run, from any one on."""
+    from kbert.tasks.batches import COMPILED_MULTIPLE, MULTIPLE, training_batches
+
+    multiple = COMPILED_MULTIPLE if xla else MULTIPLE
+    return lambda trial, seed, begin: training_batches(train, trial.batch_size, trial.epochs, seed, begin, multiple)
+
+
+def adam_of(optimizer: OptimizerRule, layers: LayerRule) -> dict:
+    """What the rules say of BertAdam."""
+    rule = asdict(optimizer)
+    of_adam = {name: rule[name] for name in ("weight_decay", "clip_norm", "bias_correction")}
+    return of_adam | {"layer_decay": layers.decay}
+
+
 def digest_of(sets: dict) -> str:
     """A hash of examples by the names of their sets, wherever their files lie."""
     content = {name: [example[:3] for example in examples] for name, examples in sets.items()}
@@ -274,38 +293,21 @@ def new_model_of(first, problem, layers: LayerRule):
     return new_model
 
 
-def write_answers(problem, task: str | None, logits: dict, output: Path) -> None:
-    """Predictions of the test files, as GLUE's server takes them, and the confusion matrix of dev as a picture."""
-    import tensorflow as tf
-
-    from kbert.tasks import glue
-    from kbert.tasks.pictures import confusion_matrix
+def predict(problem, task: str | None, encoded: dict, best: dict, output: Path) -> None:
+    """Writes the best model's answers, unless they are there already."""
+    import kbert
+    from kbert.tasks.batches import logits_of
+    from kbert.tasks.classification import write_answers
+    from kbert.training.search import to_json
     from kbert.whole_file import write_whole
 
-    for name in problem.test:
-        written = problem.written(logits[name])
-        path = output / (f"{name}.tsv" if task else f"{name}_predictions.tsv")
-        content = "".join(f"{line}\n" for line in ["prediction", *written])
-        write_whole(path, (glue.submission(glue.task_named(task), written) if task else content).encode())
-        print(f"{path}: {len(written)} predictions")
-    if problem.kind == "class":
-        name = next(iter(problem.dev))
-        truth = problem.targets(problem.dev[name])["label_ids"]
-        pixels = confusion_matrix(truth, problem.answers(logits[name]), problem.labels)
-        write_whole(output / "confusion_matrix.png", tf.io.encode_png(pixels).numpy())
-        shutil.rmtree(output / "logs" / "best", ignore_errors=True)
-        with tf.summary.create_file_writer(str(output / "logs" / "best")).as_default(0):
-            tf.summary.image("dev/confusion matrix", pixels[None])
-
-
-def summary(results: dict, best_by: str) -> dict:
-    """Mean, standard deviation and best of each setting's restarts."""
-    rows = {}
-    for setting in dict.fromkeys(trial.setting for trial in results):
-        values = [numbers[best_by] for trial, numbers in results.items() if trial.setting == setting]
-        deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-        rows[setting] = (statistics.mean(values), deviation, max(values), len(values))
-    return rows
+    note = output / "predictions.json"
+    made_of = {"best": best, "examples": digest_of({**problem.dev, **problem.test})}
+    if not note.exists() or json.loads(note.read_bytes()) != made_of:
+        trained, _ = kbert.load(output)
+        logits = {name: logits_of(trained, encoded[name]) for name in [*problem.dev, *problem.test]}
+        write_answers(problem, task, logits, output)
+        write_whole(note, to_json(made_of))
 
 
 if __name__ == "__main__":

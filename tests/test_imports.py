@@ -25,7 +25,7 @@ ALLOWED = {
     "kbert.model.__init__": ["kbert.training.step"],  # the one place where the TensorFlow step is mixed in
     "kbert.training": ["kbert.training", "kbert.model", "kbert.config", "kbert.whole_file"],
     "kbert.training.step": ["kbert.training"],  # the models are built on it
-    "kbert.tasks": ["kbert.tasks", "kbert.text"],
+    "kbert.tasks": ["kbert.tasks", "kbert.text", "kbert.whole_file"],
     "kbert.weights": ["kbert.weights", "kbert.config", "kbert.model", "kbert.text.wordpiece", "kbert.whole_file"],
     "kbert.serving": ["kbert.serving", "kbert.text"],
     "kbert.model_directory": ["kbert.config", "kbert.text", "kbert.model", "kbert.weights", "kbert.whole_file"],
@@ -41,7 +41,7 @@ ALLOWED_FRAMEWORKS = {
     "kbert.text": {"tensorflow", "tensorflow_text"},
     "kbert.model": {"keras"},
     "kbert.training": {"keras", "tensorflow"},
-    "kbert.training.optimization": {"keras"},
+    "kbert.training.optimization": {"keras", "tensorflow"},  # a kernel of TensorFlow's, on its own backend
     "kbert.tasks": {"tensorflow"},
     "kbert.weights": {"keras", "tensorflow"},
     "kbert.weights.keras_hub": {"keras", "keras_hub"},

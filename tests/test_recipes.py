@@ -216,7 +216,7 @@ CONVERT = "convert_weights.py: "
         ("--layers.dropout 1", "dropout is 1.0, expected 0 up to"),
         ("--layers.decay 0", "--layers.decay 0.0: expected a share above 0, up to 1"),
         ("--optimizer.warmup 2", "--optimizer.warmup 2.0: expected a share from 0 to 1"),
-        ("--kind labels", "--kind labels: the task mrpc brings its own"),
+        ("--reading.kind labels", "--reading.kind labels: the task mrpc brings its own"),
     ],
 )
 def test_fine_tuning_that_cannot_be_is_refused_before_it_begins(folder, start, monkeypatch, change, message):
@@ -240,7 +240,7 @@ def test_ones_own_files_are_learned_with_every_rule_and_a_second_call_does_no_wo
     (folder / "own" / "test.csv").write_text("words\n" + "".join(f'"a, b {n}"\n' for n in range(3)))
     command = (
         f"python recipes/fine_tune_glue.py --model {start} --output tuned --train own/train.jsonl --dev own/dev.jsonl"
-        " --test own/test.csv --text-a words --label kinds --kind labels --learning-rates 1e-3 --batch-sizes 4"
+        " --test own/test.csv --text-a words --label kinds --reading.kind labels --learning-rates 1e-3 --batch-sizes 4"
         " --epochs 1 --sequence-length 64 --layers.frozen 1 --layers.reinitialized 1 --layers.decay 0.9"
         " --layers.dropout 0.2 --optimizer.no-bias-correction --optimizer.warmup 0.2 --optimizer.weight-decay 0.1"
     )

@@ -1,6 +1,6 @@
 """SavedModels that answer raw text: the questions a trained model can be asked, and the files TensorFlow Serving reads.
 
-A question (FillBlanks, NextSentence, Classify) is one object with one graph: called in Python it answers, and `export`
+A question (FillBlanks, NextSentence, Classify, Regress) is one object with one graph: called in Python it answers, and `export`
 writes that same graph, tokenizer included, so a served answer equals the in-process one.
 """
 
@@ -104,19 +104,12 @@ class NextSentence:
         return {"probabilities": tf.nn.softmax(outputs["next_sentence_logits"])}
 
 
-class Classify:
-    """The class of a text or of a pair of texts: [B] -> `probabilities` float32 [B, K] and `label`, the likeliest, [B].
+class OfText:
+    """A question about a text or a pair of texts [B], whose `_answer` a subclass takes from the logits."""
 
-    `labels` are the names of the K classes; without them they are called "0", "1" and so on. Probabilities add up to 1,
-    or are each class's own where the model is multi_label.
-    """
-
-    def __init__(self, model: keras.Model, tokenizer, labels: list[str] | None = None):
+    def __init__(self, model: keras.Model, tokenizer):
         _check(model, tokenizer, "loss")
-        labels = labels or [str(number) for number in range(model.num_labels)]
-        if len(labels) != model.num_labels:
-            raise ValueError(f"labels has {len(labels)} names, expected the model's {model.num_labels}")
-        self.model, self.tokenizer, self.labels = model, tokenizer, labels
+        self.model, self.tokenizer = model, tokenizer
         self.from_text = _graph(self._from_text, TEXT)
         self.from_pairs = _graph(self._from_pairs, TEXT, TEXT)
         self.from_ids = _graph(self._from_ids, IDS, IDS, IDS)
@@ -136,17 +129,40 @@ class Classify:
 
     def _from_ids(self, input_ids, input_mask, segment_ids):
         features = {"input_ids": input_ids, "input_mask": input_mask, "segment_ids": segment_ids}
-        logits = self.model(features, training=False)["logits"]
+        return self._answer(self.model(features, training=False)["logits"])
+
+
+class Classify(OfText):
+    """The class of a text or of a pair of texts: [B] -> `probabilities` float32 [B, K] and `label`, the likeliest, [B].
+
+    `labels` are the names of the K classes; without them they are called "0", "1" and so on. Probabilities add up to 1,
+    or are each class's own where the model is multi_label.
+    """
+
+    def __init__(self, model: keras.Model, tokenizer, labels: list[str] | None = None):
+        super().__init__(model, tokenizer)
+        self.labels = labels or [str(number) for number in range(model.num_labels)]
+        if len(self.labels) != model.num_labels:
+            raise ValueError(f"labels has {len(self.labels)} names, expected the model's {model.num_labels}")
+
+    def _answer(self, logits):
         label = tf.gather(tf.constant(self.labels), tf.argmax(logits, axis=-1))
         probabilities = tf.sigmoid(logits) if self.model.multi_label else tf.nn.softmax(logits)
         return {"probabilities": probabilities, "label": label}
 
 
+class Regress(OfText):
+    """The number that a BertRegressor gives a text or a pair of texts: [B] -> `value` float32 [B]."""
+
+    def _answer(self, logits):
+        return {"value": logits}
+
+
 def export(model: keras.Model, tokenizer, directory: str | os.PathLike, k: int = 5) -> str:
     """Writes the next version of a SavedModel, `directory`/<number>, whole or not at all, and returns its path.
 
-    A BertPretrainer answers `serving_default` (FillBlanks), `ids` and `next_sentence`; a BertClassifier
-    `serving_default`, `pairs` and `ids`. Raises ValueError for any other model.
+    A BertPretrainer answers `serving_default` (FillBlanks), `ids` and `next_sentence`; a BertClassifier or a
+    BertRegressor `serving_default`, `pairs` and `ids`. Raises ValueError for any other model.
     """
     directory = Path(directory)
     functions = {}
@@ -182,9 +198,13 @@ def _questions(model, tokenizer, k: int) -> list:
     if "masked_lm_loss" in losses:
         pairs = [NextSentence(model, tokenizer)] if "next_sentence_loss" in losses else []
         return [FillBlanks(model, tokenizer, k), *pairs]
-    if hasattr(model, "multi_label"):
-        return [Classify(model, tokenizer, getattr(model, "labels", None))]
-    raise ValueError(f"model is a {type(model).__name__}, expected a BertPretrainer or a BertClassifier")
+    match type(model).__name__:
+        case "BertClassifier":
+            return [Classify(model, tokenizer, getattr(model, "labels", None))]
+        case "BertRegressor":
+            return [Regress(model, tokenizer)]
+    expected = "a BertPretrainer, a BertClassifier or a BertRegressor"
+    raise ValueError(f"model is a {type(model).__name__}, expected {expected}")
 
 
 def _check(model, tokenizer, loss: str) -> None:

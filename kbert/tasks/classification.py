@@ -1,12 +1,17 @@
 """Texts or pairs with a class, any number of labels, or a number each: a task of GLUE, or files of one's own."""
 
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import tensorflow as tf
 
 from kbert.tasks import glue
 from kbert.tasks.examples import Columns, Example, label_ids, label_names, label_values, read
+from kbert.tasks.pictures import confusion_matrix
+from kbert.whole_file import write_whole
 
 METRICS = {
     "class": ("accuracy", "macro_f1", "matthews_correlation"),
@@ -29,6 +34,11 @@ class Problem(NamedTuple):
     labels: list[str]
     metrics: tuple[str, ...]
     left_out: list[str] = []
+
+    @property
+    def labelled(self) -> dict[str, list[Example]]:
+        """The sets with labels, by name."""
+        return {"train": self.train, **self.dev}
 
     def targets(self, examples: Sequence[Example]) -> dict:
         """label_ids int32 [N] or (labels) [N, K], or label_values float32 [N]. Raises ValueError with file and line."""
@@ -98,3 +108,21 @@ def balanced_weights(targets: dict, classes: int) -> list[float]:
     """A weight for each class, such that all classes count alike and the mean over the examples is 1."""
     counts = np.bincount(targets["label_ids"], minlength=classes)
     return (counts.sum() / (classes * np.maximum(counts, 1))).tolist()
+
+
+def write_answers(problem: Problem, task: str | None, logits: dict, output: Path) -> None:
+    """Predictions of the test files, as GLUE's server takes them, and the confusion matrix of dev as a picture."""
+    for name in problem.test:
+        written = problem.written(logits[name])
+        path = output / (f"{name}.tsv" if task else f"{name}_predictions.tsv")
+        content = "".join(f"{line}\n" for line in ["prediction", *written])
+        write_whole(path, (glue.submission(glue.task_named(task), written) if task else content).encode())
+        print(f"{path}: {len(written)} predictions")
+    if problem.kind == "class":
+        name = next(iter(problem.dev))
+        truth = problem.targets(problem.dev[name])["label_ids"]
+        pixels = confusion_matrix(truth, problem.answers(logits[name]), problem.labels)
+        write_whole(output / "confusion_matrix.png", tf.io.encode_png(pixels).numpy())
+        shutil.rmtree(output / "logs" / "best", ignore_errors=True)
+        with tf.summary.create_file_writer(str(output / "logs" / "best")).as_default(0):
+            tf.summary.image("dev/confusion matrix", pixels[None])

@@ -5,6 +5,7 @@ A run that was killed goes on from its checkpoint, a search from its last finish
 
 import json
 import shutil
+import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,8 +42,8 @@ class Search:
     """Fine-tuning runs under one folder.
 
     new_model: -> an uncompiled model with the start's weights and a new output layer.
-    batches: (trial, seed, number of the first batch) -> all batches of the run from there on.
-    steps: trial -> how many batches it has. score: model -> numbers on dev. save: keeps the best model.
+    batches: (trial, seed, number of the first batch) -> a dataset of the run's batches, of known length.
+    score: model -> numbers on dev. save: keeps the best model.
     best_by: name of the number that decides, the higher the better. optimizer: options of BertAdam; warmup: share of
     the steps. settings: what beside the trial decides the weights.
     """
@@ -51,7 +52,6 @@ class Search:
     settings: dict
     new_model: Callable[[], keras.Model]
     batches: Callable
-    steps: Callable[[Trial], int]
     score: Callable[[keras.Model], dict]
     save: Callable[[keras.Model], None]
     best_by: str
@@ -63,8 +63,7 @@ class Search:
     def results(self, trials: Iterable[Trial], show: Callable[[str], None] = print) -> dict[Trial, dict]:
         """The numbers of each trial on dev; those that are finished already are read.
 
-        A run that was killed goes on with the batch after its checkpoint. Where batches differ in length its weights
-        may differ in the last bits from those of a run that was not: a step is traced by the first batch it gets.
+        A run that was killed goes on with the batch after its checkpoint and ends with the same weights to the bit.
         """
         tf.config.experimental.enable_op_determinism()  # on a GPU; a CPU gives the same bits without
         results = {}
@@ -88,7 +87,8 @@ class Search:
 
     def run(self, trial: Trial, show: Callable[[str], None]) -> None:
         """Trains, scores, saves the model if it is the best so far, and only then notes the numbers."""
-        steps, seed = self.steps(trial), self.seed + trial.restart
+        seed = self.seed + trial.restart
+        steps = len(self.batches(trial, seed, 0))
         keras.utils.set_random_seed(seed)
         model = self.new_model()
         schedule = WarmupLinearDecay(trial.learning_rate, steps, int(self.warmup * steps))
@@ -119,3 +119,13 @@ class Search:
 
 def to_json(content: dict) -> bytes:
     return json.dumps(content, indent=1).encode() + b"\n"
+
+
+def summary(results: dict[Trial, dict], best_by: str) -> dict[str, tuple]:
+    """Mean, standard deviation and best of each setting's restarts, and how many there are."""
+    rows = {}
+    for setting in dict.fromkeys(trial.setting for trial in results):
+        values = [numbers[best_by] for trial, numbers in results.items() if trial.setting == setting]
+        deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+        rows[setting] = (statistics.mean(values), deviation, max(values), len(values))
+    return rows

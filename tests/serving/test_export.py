@@ -14,10 +14,10 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from kbert.config import BertConfig
 from kbert.model.bert import Bert
-from kbert.model.fine_tuning import BertClassifier, BertTagger
+from kbert.model.fine_tuning import BertClassifier, BertRegressor, BertTagger
 from kbert.model.pretraining import BertPretrainer
 from kbert.model_directory import save
-from kbert.serving.export import Classify, FillBlanks, NextSentence, export, next_version
+from kbert.serving.export import Classify, FillBlanks, NextSentence, Regress, export, next_version
 from kbert.text.packing import pack, special_ids
 from kbert.text.wordpiece import WordPiece
 
@@ -71,11 +71,18 @@ def classify(classifier, tokenizer):
 
 
 @pytest.fixture(scope="module")
-def exported(model, classifier, tokenizer, tmp_path_factory):
+def regressor():
+    keras.utils.set_random_seed(3)
+    return BertRegressor(Bert(make_config()))
+
+
+@pytest.fixture(scope="module")
+def exported(model, classifier, regressor, tokenizer, tmp_path_factory):
     directory = tmp_path_factory.mktemp("saved_models")
     return {
         "pretrainer": export(model, tokenizer, directory / "pretrainer", k=3),
         "classifier": export(classifier, tokenizer, directory / "classifier"),
+        "regressor": export(regressor, tokenizer, directory / "regressor"),
     }
 
 
@@ -117,6 +124,9 @@ def served(exported, tmp_path_factory):
         ("classifier", "serving_default", {"text": TEXTS}),
         ("classifier", "pairs", pair),
         ("classifier", "ids", ids),
+        ("regressor", "serving_default", {"text": TEXTS}),
+        ("regressor", "pairs", pair),
+        ("regressor", "ids", ids),
     ]
     command = [sys.executable, "-c", SERVER]
     folder = tmp_path_factory.mktemp("elsewhere")
@@ -137,8 +147,9 @@ def assert_equal(answer, expected):
             assert np.array_equal(answer[name], value.astype("U") if value.dtype.kind == "O" else value)
 
 
-def test_a_new_process_answers_as_python_does(served, fill, next_sentence, classify):
+def test_a_new_process_answers_as_python_does(served, fill, next_sentence, classify, regressor, tokenizer):
     report, questions = served
+    regress = Regress(regressor, tokenizer)
     assert report["kbert"] is False
     in_python = {
         ("pretrainer", "serving_default"): fill,
@@ -147,6 +158,9 @@ def test_a_new_process_answers_as_python_does(served, fill, next_sentence, class
         ("classifier", "serving_default"): classify,
         ("classifier", "pairs"): classify,
         ("classifier", "ids"): classify.from_ids,
+        ("regressor", "serving_default"): regress,
+        ("regressor", "pairs"): regress,
+        ("regressor", "ids"): regress.from_ids,
     }
     assert questions.keys() == in_python.keys()
     for name, (inputs, answer) in questions.items():
@@ -188,6 +202,9 @@ def test_signatures_have_the_names_a_client_writes(exported):
         ("classifier", "serving_default"): ({"text"}, {"probabilities", "label"}),
         ("classifier", "pairs"): ({"text_a", "text_b"}, {"probabilities", "label"}),
         ("classifier", "ids"): (ids, {"probabilities", "label"}),
+        ("regressor", "serving_default"): ({"text"}, {"value"}),
+        ("regressor", "pairs"): ({"text_a", "text_b"}, {"value"}),
+        ("regressor", "ids"): (ids, {"value"}),
     }
 
 
@@ -259,6 +276,13 @@ def test_a_classifier_names_the_likeliest_label(classifier, classify, tokenizer)
     assert Classify(classifier, tokenizer).labels == ["0", "1", "2"]
 
 
+def test_a_regressor_answers_with_its_number_for_a_text_or_a_pair(regressor, tokenizer):
+    regress, a, b = Regress(regressor, tokenizer), VOCABULARY.index("a"), VOCABULARY.index("b")
+    for answer, ids in ((regress(["a"]), ([a],)), (regress(["a"], ["b b"]), ([a], [b] * 2))):
+        assert answer.keys() == {"value"}
+        np.testing.assert_allclose(answer["value"], regressor(features_of(tokenizer, *ids))["logits"], atol=1e-5)
+
+
 def test_the_recipe_exports_a_model_directory_and_shows_what_it_answers(model, tokenizer, tmp_path, capsys):
     save(model, tokenizer, tmp_path / "model")
     path = Path(__file__).parents[2] / "recipes" / "export.py"
@@ -305,9 +329,9 @@ def test_what_cannot_answer_is_refused(model, classifier, tokenizer, tmp_path):
         Classify(classifier, tokenizer, ["red", "green"])
     with pytest.raises(ValueError, match="the vocabulary has 60 pieces, the model 61"):
         FillBlanks(model, WordPiece(VOCABULARY[:-1]))
-    with pytest.raises(ValueError, match="model is a Sequential, expected a BertPretrainer or a BertClassifier"):
+    with pytest.raises(ValueError, match="model is a Sequential, expected a BertPretrainer, a BertClassifier or"):
         export(keras.Sequential(), tokenizer, tmp_path)
-    with pytest.raises(ValueError, match="model is a BertTagger, expected a BertPretrainer or a BertClassifier"):
+    with pytest.raises(ValueError, match="model is a BertTagger, expected a BertPretrainer, a BertClassifier or"):
         export(BertTagger(Bert(make_config()), 3), tokenizer, tmp_path)
 
 

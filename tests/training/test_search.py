@@ -29,7 +29,6 @@ class Searched:
             {"start": "tiny"},
             self.new_model,
             self.batches,
-            lambda trial: BATCHES * trial.epochs,
             self.score,
             lambda model: self.saved.append(self.weights(model)),
             best_by="dev_score",
@@ -43,15 +42,17 @@ class Searched:
 
     def batches(self, trial, seed, begin):
         self.asked.append((trial.setting, seed, begin))
+        count = BATCHES * trial.epochs
 
         def make():
-            for number in range(begin, BATCHES * trial.epochs):
+            for number in range(begin, count):
                 if (trial.restart, number) == self.stop_at:
                     raise Stop
                 yield tiny_run.batch(1000 * seed + number)
 
         spec = {name: tf.TensorSpec(value.shape, value.dtype) for name, value in tiny_run.batch(0).items()}
-        return tf.data.Dataset.from_generator(make, output_signature=spec)
+        dataset = tf.data.Dataset.from_generator(make, output_signature=spec)
+        return dataset.apply(tf.data.experimental.assert_cardinality(count - begin))
 
     @staticmethod
     def weights(model):

@@ -1,0 +1,104 @@
+"""The same start, output layer, batches and hyper-parameters on a GLUE task in kbert and in a plain torch loop.
+
+    python tests/parity/fine_tuning.py kbert FOLDER MODEL TASK DATA     in kbert's environment
+    python tests/parity/fine_tuning.py torch FOLDER                     where torch and transformers are
+    python tests/parity/fine_tuning.py compare FOLDER
+
+50 steps of batch 32 at 5e-5, dropout off. The first call writes the batches and the start, in Hugging Face's format, to
+FOLDER.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+STEPS, SEQUENCES, LENGTH, PEAK, WARMUP, EPSILON = 50, 32, 128, 5e-5, 5, 1e-8
+TARGETS = ("label_ids", "label_values")
+
+
+def train_kbert(folder: Path, start: str, task: str, data: str) -> None:
+    import keras
+    import tensorflow as tf
+
+    import kbert
+    from kbert.tasks import classification
+    from kbert.tasks.batches import encode, training_batches
+    from kbert.training.optimization import BertAdam, WarmupLinearDecay
+    from kbert.weights import huggingface
+    from kbert.weights.by_name import take_over, without_heads
+
+    first, tokenizer = kbert.load(start)
+    problem = classification.of_task(task, data)
+    keras.utils.set_random_seed(1)
+    bert = kbert.Bert(replace(first.config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
+    model = kbert.BertClassifier(bert, len(problem.labels)) if problem.labels else kbert.BertRegressor(bert)
+    take_over(model, without_heads(first))
+    huggingface.write(model, tokenizer, folder / "start")
+
+    encoded = encode(problem.train, tokenizer, LENGTH, problem.targets(problem.train))
+    batches = training_batches(encoded, SEQUENCES, 1, 1).take(STEPS)
+    rows = {f"{n}/{name}": value for n, batch in enumerate(batches) for name, value in batch.items()}
+    np.savez(folder / "batches.npz", **rows)
+    losses = []
+
+    class PerStep(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            losses.append(float(logs["loss"]))
+            self.model.reset_metrics()
+
+    schedule = WarmupLinearDecay(PEAK, STEPS, WARMUP)
+    model.compile(BertAdam(schedule, epsilon=EPSILON, bias_correction=True), jit_compile=False)
+    batches = batches.apply(tf.data.experimental.assert_cardinality(STEPS))
+    model.fit(batches, verbose=0, shuffle=False, callbacks=[PerStep()])
+    (folder / "kbert.json").write_text(json.dumps(losses))
+
+
+def train_torch(folder: Path) -> None:
+    import torch
+    from transformers import BertForSequenceClassification
+
+    torch.set_num_threads(2)
+    with np.load(folder / "batches.npz") as arrays:
+        stored = {name: torch.tensor(arrays[name]) for name in arrays.files}
+    kind = "regression" if "0/label_values" in stored else None
+    model = BertForSequenceClassification.from_pretrained(folder / "start", problem_type=kind)
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    plain = [p for p in model.parameters() if p.ndim == 1]
+    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=PEAK, eps=EPSILON)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: n / WARMUP if n < WARMUP else 1 - n / STEPS)
+    model.train()
+    losses = []
+    for number in range(STEPS):
+        batch = {name: stored.get(f"{number}/{name}") for name in ("input_ids", "input_mask", "segment_ids", *TARGETS)}
+        labels = batch["label_ids"].long() if kind is None else batch["label_values"]
+        loss = model(
+            input_ids=batch["input_ids"].long(),
+            attention_mask=batch["input_mask"],
+            token_type_ids=batch["segment_ids"].long(),
+            labels=labels,
+        ).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.item())
+    (folder / "torch.json").write_text(json.dumps(losses))
+
+
+def compare(folder: Path) -> None:
+    kbert, torch = (np.array(json.loads((folder / f"{name}.json").read_text())) for name in ("kbert", "torch"))
+    print(
+        f"{len(kbert)} steps, loss {kbert[0]:.4f} to {kbert[-1]:.4f}; largest difference {abs(kbert - torch).max():.1e}"
+    )
+
+
+if __name__ == "__main__":
+    mode, folder, *rest = sys.argv[1:]
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    {"kbert": train_kbert, "torch": train_torch, "compare": compare}[mode](folder, *rest)
