@@ -81,10 +81,7 @@ def load_model(directory) -> keras.Model:
     config = BertConfig.from_json(directory / "bert_config.json")
     path = directory / "task.json"
     task = folder.read_json(path) if path.exists() else USUAL_TASK
-    try:
-        model = new_model(config, task)
-    except ValueError as error:
-        raise ValueError(f"{path if path.exists() else directory}: {error}") from None
+    model = new_model(config, task, path if path.exists() else directory)
     read_weights(model, directory / "model.weights.h5")
     if (directory / "labels.txt").exists():
         model.labels = (directory / "labels.txt").read_text(encoding="utf-8").split("\n")[:-1]

@@ -210,7 +210,7 @@ def read_problem(task: str | None, data: str | None, own: dict):
     if own["dev"] is None:
         raise ValueError("--dev is missing: expected a file to choose the best run by")
     columns = Columns(own["text-a"] or "text", own["text-b"], own["label"] or "label")
-    return classification.of_files(own["train"], own["dev"], own["test"], columns, own["kind"] or "class")
+    return classification.of_files(own["train"], own["dev"], own["test"], columns, own["reading.kind"] or "class")
 
 
 def check_length(sequence_length: int, limit: int) -> None:

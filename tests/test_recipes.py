@@ -232,7 +232,22 @@ def test_fine_tuning_that_cannot_be_is_refused_before_it_begins(folder, start, m
     assert not Path("not_tuned").exists()
 
 
-def test_ones_own_files_are_learned_with_every_rule_and_a_second_call_does_no_work(folder, start):
+# Runs a recipe and kills it when its second checkpoint is there.
+DEADLY = """
+import os, runpy, signal, sys
+replace, written = os.replace, []
+def deadly(source, target):
+    replace(source, target)
+    written.extend([target] if str(target).endswith(".safetensors") else [])
+    if len(written) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+os.replace = deadly
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_ones_own_files_are_learned_a_second_call_does_no_work_and_a_kill_changes_nothing(folder, start):
     (folder / "own").mkdir(exist_ok=True)
     for name, count in (("train", 24), ("dev", 8)):
         rows = [{"words": text(n, 60 * (1 + n % 3)), "kinds": ["good", "long"][: n % 3]} for n in range(count)]
@@ -258,6 +273,18 @@ def test_ones_own_files_are_learned_with_every_rule_and_a_second_call_does_no_wo
     assert before == {path: path.stat().st_mtime_ns for path in (folder / "tuned").rglob("*") if path in before}
     done = recipe(f"{command} --layers.decay 0.8", folder)
     assert done.returncode == 2 and "layers.decay is 0.9 there and 0.8 now" in done.stderr
+
+    # Batches of several lengths: 20 to 60 tokens.
+    words = shlex.split(f"{command} --output killed_in_tuning")[1:]
+    killed = subprocess.run(
+        [sys.executable, "-c", DEADLY, ROOT / words[0], *words[1:]], cwd=folder, capture_output=True
+    )
+    assert killed.returncode == -signal.SIGKILL
+    done = recipe(f"{command} --output killed_in_tuning", folder)
+    assert done.returncode == 0 and "6 steps, 2 of them done" in done.stdout, done.stdout + done.stderr
+    again = kbert.load(folder / "killed_in_tuning")[0]
+    for one, other in zip(trained.weights, again.weights, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy(), one.path)
 
 
 def test_the_encoder_goes_to_every_format_and_back(folder, start, tmp_path):

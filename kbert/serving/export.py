@@ -1,7 +1,7 @@
 """SavedModels that answer raw text: the questions a trained model can be asked, and the files TensorFlow Serving reads.
 
-A question (FillBlanks, NextSentence, Classify, Regress) is one object with one graph: called in Python it answers, and `export`
-writes that same graph, tokenizer included, so a served answer equals the in-process one.
+A question (FillBlanks, NextSentence, Classify, Regress) is one object with one graph: called in Python it answers, and
+`export` writes that same graph, tokenizer included, so a served answer equals the in-process one.
 """
 
 import os

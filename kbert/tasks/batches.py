@@ -13,8 +13,8 @@ import tensorflow as tf
 from kbert.tasks.examples import Example
 from kbert.text.packing import pack, special_ids
 
-POOL = 32  # batches that are sorted together: enough for like lengths, few enough for a shuffle
-MULTIPLE = 4  # every length is a multiple of it, so that few shapes occur and little is padding
+POOL = 50  # batches that are sorted together: enough for like lengths, few enough for a shuffle
+MULTIPLE = 2  # every length is a multiple of it, so that few shapes occur and little is padding
 COMPILED_MULTIPLE = 16  # the same where XLA compiles the step for each length
 
 

@@ -161,7 +161,7 @@ class BertAdam(keras.optimizers.Optimizer):
         # Within a strategy's update a variable is TensorFlow's own already.
         var, m, v = ((one.value if isinstance(one, keras.Variable) else one).handle for one in written)
         if decays(variable):
-            self.assign_sub(variable, rate * self.weight_decay_rate * variable)
+            self.assign(variable, variable * (1 - rate * self.weight_decay_rate))
         tf.raw_ops.ResourceApplyAdam(
             var=var,
             m=m,

@@ -88,7 +88,8 @@ class Search:
     def run(self, trial: Trial, show: Callable[[str], None]) -> None:
         """Trains, scores, saves the model if it is the best so far, and only then notes the numbers."""
         seed = self.seed + trial.restart
-        steps = len(self.batches(trial, seed, 0))
+        batches = self.batches(trial, seed, 0)
+        steps = len(batches)
         keras.utils.set_random_seed(seed)
         model = self.new_model()
         schedule = WarmupLinearDecay(trial.learning_rate, steps, int(self.warmup * steps))
@@ -101,7 +102,7 @@ class Search:
         show(f"\n{trial.name}, {steps} steps" + (f", {done} of them done" if done else ""))
         if done < steps:
             model.fit(
-                self.batches(trial, seed, done),
+                self.batches(trial, seed, done) if done else batches,
                 steps_per_epoch=steps - done,
                 shuffle=False,
                 callbacks=[Monitor(events, settings, max(1, steps // 50)), checkpoint],

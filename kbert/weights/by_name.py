@@ -21,16 +21,18 @@ def task_of(model: keras.Model) -> dict:
     raise ValueError(f"the model is a {type(model).__name__}, expected one of {', '.join(['BertPretrainer', *HEADS])}")
 
 
-def new_model(config: BertConfig, task: dict) -> keras.Model:
-    """The model of a task, with random weights; raises ValueError for a task that none has."""
+def new_model(config: BertConfig, task: dict, source) -> keras.Model:
+    """The model of a task, with random weights; raises ValueError naming the source of a task that none has."""
     arguments = {name: value for name, value in task.items() if name != "model"}
     try:
         if task.get("model") == "BertPretrainer":
             return BertPretrainer(config, **arguments)
         return HEADS[task.get("model")](Bert(config), **arguments)
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from None
     except (KeyError, TypeError) as error:
-        names = ", ".join(["BertPretrainer", *HEADS])
-        raise ValueError(f"{task} is no task ({error}); expected a model of {names} and its arguments") from None
+        expected = f"a model of {', '.join(['BertPretrainer', *HEADS])} and its arguments"
+        raise ValueError(f"{source}: {task} is no task ({error}); expected {expected}") from None
 
 
 def named_weights(model: keras.Model) -> dict:

@@ -88,7 +88,7 @@ def read(directory, lower_case: bool | None = None) -> tuple:
     except (tf.errors.OpError, IndexError, ValueError) as error:
         raise ValueError(f"{prefix}: damaged, or no TensorFlow checkpoint ({str(error).splitlines()[0]})") from None
     task = task_in(values)
-    model = new_model(config, task)
+    model = new_model(config, task, prefix)
     assign(model, values, prefix, lambda name: name_of(name, OUTPUT_LAYERS.get(task["model"])), is_transposed)
     return model, tokenizer
 
@@ -107,7 +107,7 @@ def write(model, tokenizer, directory) -> None:
     )
     if task["model"] not in ("BertPretrainer", *OUTPUT_LAYERS):
         raise ValueError(
-            f"Google's format has no place for the output layer of a {task['model']}; expected another one"
+            f"Google's format has no place for the output layer of a {task['model']}; expected none (encoder-only)"
         )
     if other := [name for name, value in task.items() if value and name not in {"model", *extra}]:
         raise ValueError(f"Google's format cannot say that {other[0]} is {task[other[0]]!r}; expected another format")

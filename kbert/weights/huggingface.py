@@ -128,7 +128,7 @@ def read(directory, lower_case: bool | None = None) -> tuple:
     tokenizer = read_tokenizer(directory, lower_case)
     folder.check_vocabulary(directory, tokenizer, config)
     task = task_in(fields, values, path)
-    model = new_model(config, task)
+    model = new_model(config, task, path)
     assign(model, values, directory, lambda name: name_of(name, task["model"]), is_transposed)
     labels = fields.get("id2label", {})
     if labels and len(labels) == getattr(model, "num_labels", 0):

@@ -80,6 +80,7 @@ def knows(name: str) -> bool:
 def read(directory, lower_case: bool | None = None) -> tuple:
     """The model and the tokenizer of a preset, a folder or a name that keras-hub knows (downloaded then, and cached).
 
+    The tokenizer follows Google's rule: an uncased vocabulary is of text without accents, whatever the preset says.
     Raises ValueError naming the preset for one that is damaged, no BERT, or cannot be downloaded.
     """
     import keras_hub  # slow to import, and only this format needs it
@@ -100,7 +101,8 @@ def read(directory, lower_case: bool | None = None) -> tuple:
     backbone = getattr(theirs, "backbone", theirs)
     fields = {ours: getattr(backbone, name) for name, ours in FIELDS.items()} | ENCODER
     dropouts = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), backbone.dropout)
-    model = new_model(BertConfig.from_dict(fields | dropouts, source=str(directory)), task_in(theirs, directory))
+    config = BertConfig.from_dict(fields | dropouts, source=str(directory))
+    model = new_model(config, task_in(theirs, directory), directory)
     if lower_case not in (None, tokenizer.lowercase):
         raise ValueError(f"{directory}: lowercase is {tokenizer.lowercase}, and lower_case {lower_case} was asked for")
     values = {weight.path: flat(weight.path, weight.numpy()) for weight in theirs.weights}
@@ -172,7 +174,7 @@ def check(task: dict, config: BertConfig) -> None:
             raise ValueError(f"{name} is {getattr(config, name)}, and keras-hub's BertBackbone has {expected} only")
     if config.hidden_dropout_prob != config.attention_probs_dropout_prob:
         raise ValueError("hidden and attention dropout differ, and keras-hub's BertBackbone has one for both")
-    hint = "; its encoder alone can be carried, without the heads"
+    hint = "; expected one that it has, or none (encoder-only)"
     if task.get("next_sentence"):
         raise ValueError(f"keras-hub has no next sentence head{hint}")
     if task.get("masked_lm") and task.get("masked_lm_changes") != HEAD:

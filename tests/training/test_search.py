@@ -91,7 +91,7 @@ def test_a_stopped_search_goes_on_and_ends_the_same(whole, tmp_path):
         stopped.search.results(TRIALS, show=lambda line: None)
     goes_on = Searched(tmp_path)
     assert goes_on.search.results(TRIALS, show=lambda line: None) == whole.results
-    assert [(seed, begin) for _, seed, begin in goes_on.asked] == [(2, 3), (1, 0)]
+    assert [(seed, begin) for _, seed, begin in goes_on.asked] == [(2, 0), (2, 3), (1, 0)]
     np.testing.assert_array_equal((stopped.saved + goes_on.saved)[-1], whole.saved[-1])
 
 

@@ -106,7 +106,7 @@ def test_the_encoder_alone_of_any_model_can_be_carried(tmp_path):
     [
         ({"hidden_act": "gelu_erf"}, "hidden_act is gelu_erf, and keras-hub's BertBackbone has gelu_tanh only"),
         ({"hidden_dropout_prob": 0.0}, "hidden and attention dropout differ"),
-        ({}, "keras-hub has no next sentence head; its encoder alone can be carried"),
+        ({}, "keras-hub has no next sentence head; expected one that it has, or none .encoder-only"),
     ],
 )
 def test_what_keras_hub_computes_otherwise_is_refused(tmp_path, change, message):
