@@ -6,11 +6,20 @@ python recipes/fine_tune_glue.py --model runs/books --task mrpc --data glue/MRPC
 import hashlib
 import itertools
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from kbert.command_line import run as start
+from kbert.fine_tuning import (
+    LayerRule,
+    OptimizerRule,
+    check_grid,
+    check_length,
+    check_rules,
+    model_maker,
+    settings_of,
+)
 
 
 @dataclass(frozen=True)
@@ -27,41 +36,14 @@ class ReadingRule:
 
 
 @dataclass(frozen=True)
-class LayerRule:
-    """Which layers learn, and how much.
+class LossRule:
+    """What the loss counts.
 
     Args:
-        frozen: keep the embeddings and so many of the first layers as they are.
-        reinitialized: draw so many of the last layers, and the pooler, anew.
-        decay: each layer's learning rate as a share of that of the layer above it.
-        dropout: before the output layer; by default as everywhere in the model.
         class_weights: weigh each class by how rare it is.
     """
 
-    frozen: int = 0
-    reinitialized: int = 0
-    decay: float = 1.0
-    dropout: float | None = None
     class_weights: Literal["equal", "balanced"] = "equal"
-
-
-@dataclass(frozen=True)
-class OptimizerRule:
-    """How the weights move.
-
-    Args:
-        warmup: share of the steps.
-        weight_decay: decoupled, not on biases and LayerNorm.
-        clip_norm: limit of the gradients' global norm.
-        bias_correction: correct Adam's moments for their start at zero; the release does not, and small sets then fail.
-        xla: compile with XLA: faster steps, but a minute more at the start of each run.
-    """
-
-    warmup: float = 0.1
-    weight_decay: float = 0.01
-    clip_norm: float = 1.0
-    bias_correction: bool = True
-    xla: bool = False
 
 
 def main(
@@ -82,6 +64,7 @@ def main(
     sequence_length: int = 128,
     seed: int = 1,
     reading: ReadingRule = ReadingRule(),
+    loss: LossRule = LossRule(),
     layers: LayerRule = LayerRule(),
     optimizer: OptimizerRule = OptimizerRule(),
 ) -> None:
@@ -108,13 +91,16 @@ def main(
         sequence_length: tokens per text or pair; longer ones are cut at the back, and counted.
         seed: of the first restart.
         reading: how files and vocabulary are read.
+        loss: what the loss counts.
         layers: which layers learn, and how much.
         optimizer: how the weights move.
     """
     own = {"train": train, "dev": dev, "test": test, "text-a": text_a, "text-b": text_b, "label": label}
     problem = read_problem(task, data, own | {"reading.kind": reading.kind})
-    check_flags(learning_rates, batch_sizes, epochs, restarts, len(problem.train))
-    check_rules(layers, optimizer, seed, problem.kind)
+    check_grid(learning_rates, batch_sizes, epochs, restarts, len(problem.train))
+    check_rules(layers, optimizer, seed)
+    if loss.class_weights != "equal" and problem.kind != "class":
+        raise ValueError(f"--loss.class-weights {loss.class_weights}: expected classes, not {problem.kind}")
     # Not at the top, so that --help answers at once.
     import kbert
     from kbert import report
@@ -125,15 +111,14 @@ def main(
 
     # Read: everything that can be refused is looked at before long work begins.
     first, tokenizer = kbert.load(model, lower_case=reading.lower_case)
-    check_length(sequence_length, first.config.max_position_embeddings)
-    new_model = new_model_of(first, problem, layers)
+    check_length(sequence_length, first)
+    new_model = model_maker(first, head_of(problem, loss), layers)
     new_model()  # refuses what the layers and the dropout cannot be
     encoded = encode_all(problem, tokenizer, sequence_length)
     settings = {"start": digest(first), "vocabulary": tokenizer.digest, "examples": digest_of(problem.labelled)}
     settings |= {"labels": problem.labels, "metrics": problem.metrics, "kind": problem.kind}
-    settings |= {"sequence_length": sequence_length, "seed": seed}
-    settings |= {f"layers.{name}": value for name, value in asdict(layers).items()}
-    settings |= {f"optimizer.{name}": value for name, value in asdict(optimizer).items()}
+    settings |= {"sequence_length": sequence_length, "seed": seed, "class_weights": loss.class_weights}
+    settings |= settings_of(layers, optimizer)
     check_settings(output, settings)
     report.table("Fine-tuning", facts_of(problem, encoded))
 
@@ -150,7 +135,7 @@ def main(
         score=score,
         save=lambda best: kbert.save(best, tokenizer, output),
         best_by=f"{next(iter(problem.dev))}_{problem.metrics[0]}",
-        optimizer=adam_of(optimizer, layers),
+        optimizer=optimizer.of_adam(layers),
         warmup=optimizer.warmup,
         seed=seed,
         xla=optimizer.xla,
@@ -164,29 +149,6 @@ def main(
     columns = ("", "mean", "standard deviation", "best", "runs")
     report.table(f"{search.best_by} of each setting", summary(results, search.best_by), columns)
     report.finish(f"Best: {best.pop('run')}", output, best)
-
-
-def check_flags(learning_rates, batch_sizes, epochs, restarts: int, examples: int) -> None:
-    """Raises ValueError for numbers that no run can be made of."""
-    for name, values in (("learning-rates", learning_rates), ("batch-sizes", batch_sizes), ("epochs", epochs)):
-        if not values or min(values) <= 0 or len(set(values)) < len(values):
-            raise ValueError(f"--{name} {' '.join(map(str, values))}: expected different numbers above 0")
-    if restarts < 1:
-        raise ValueError(f"--restarts {restarts}: expected at least 1")
-    if max(batch_sizes) > examples:
-        raise ValueError(f"--batch-sizes {max(batch_sizes)}: there are {examples} training examples")
-
-
-def check_rules(layers: LayerRule, optimizer: OptimizerRule, seed: int, kind: str) -> None:
-    """Raises ValueError for a rule that no run can follow."""
-    if not 0 <= optimizer.warmup <= 1:
-        raise ValueError(f"--optimizer.warmup {optimizer.warmup}: expected a share from 0 to 1")
-    if not 0 < layers.decay <= 1:
-        raise ValueError(f"--layers.decay {layers.decay}: expected a share above 0, up to 1")
-    if seed < 0:
-        raise ValueError(f"--seed {seed}: expected 0 or more")
-    if layers.class_weights != "equal" and kind != "class":
-        raise ValueError(f"--layers.class-weights {layers.class_weights}: expected kind class, not {kind}")
 
 
 def read_problem(task: str | None, data: str | None, own: dict):
@@ -211,11 +173,6 @@ def read_problem(task: str | None, data: str | None, own: dict):
         raise ValueError("--dev is missing: expected a file to choose the best run by")
     columns = Columns(own["text-a"] or "text", own["text-b"], own["label"] or "label")
     return classification.of_files(own["train"], own["dev"], own["test"], columns, own["reading.kind"] or "class")
-
-
-def check_length(sequence_length: int, limit: int) -> None:
-    if not 8 <= sequence_length <= limit:
-        raise ValueError(f"--sequence-length {sequence_length}: expected 8 to {limit}, the model's positions")
 
 
 def encode_all(problem, tokenizer, sequence_length: int) -> dict:
@@ -244,53 +201,30 @@ def batches_of(train, xla: bool):
     return lambda trial, seed, begin: training_batches(train, trial.batch_size, trial.epochs, seed, begin, multiple)
 
 
-def adam_of(optimizer: OptimizerRule, layers: LayerRule) -> dict:
-    """What the rules say of BertAdam."""
-    rule = asdict(optimizer)
-    of_adam = {name: rule[name] for name in ("weight_decay", "clip_norm", "bias_correction")}
-    return of_adam | {"layer_decay": layers.decay}
-
-
 def digest_of(sets: dict) -> str:
     """A hash of examples by the names of their sets, wherever their files lie."""
     content = {name: [example[:3] for example in examples] for name, examples in sets.items()}
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def new_model_of(first, problem, layers: LayerRule):
-    """A function that makes the model of a run: the start's weights and a new output layer."""
-    from dataclasses import replace
-
+def head_of(problem, loss: LossRule):
+    """Makes the task's model of a Bert."""
     import kbert
-    from kbert.model.fine_tuning import freeze, reinitialize
     from kbert.tasks.classification import balanced_weights
-    from kbert.weights.by_name import take_over, without_heads
 
-    layer_count = first.config.num_hidden_layers
-    if layers.frozen + layers.reinitialized > layer_count:
-        told = f"{layers.frozen} layers frozen and {layers.reinitialized} drawn anew"
-        raise ValueError(f"{told}: expected at most the model's {layer_count} together")
-    config, weights = replace(first.config, pooler=True), None
-    if not first.config.pooler:
-        print("new, as the start has none: bert/pooler")
-    if layers.class_weights == "balanced":
+    if problem.kind == "number":
+        return kbert.BertRegressor
+    weights = None
+    if loss.class_weights == "balanced":
         weights = balanced_weights(problem.targets(problem.train), len(problem.labels))
-    encoder = without_heads(first)
 
-    def new_model():
-        bert = kbert.Bert(config)
-        if problem.kind == "number":
-            model = kbert.BertRegressor(bert, dropout=layers.dropout)
-        else:
-            options = {"multi_label": problem.kind == "labels", "class_weights": weights, "dropout": layers.dropout}
-            model = kbert.BertClassifier(bert, len(problem.labels), **options)
-            model.labels = problem.labels
-        take_over(model, encoder)
-        reinitialize(bert, layers.reinitialized)
-        freeze(bert, layers.frozen)
+    def head(bert, **options):
+        multi_label = problem.kind == "labels"
+        model = kbert.BertClassifier(bert, len(problem.labels), multi_label, class_weights=weights, **options)
+        model.labels = problem.labels
         return model
 
-    return new_model
+    return head
 
 
 def predict(problem, task: str | None, encoded: dict, best: dict, output: Path) -> None:

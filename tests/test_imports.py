@@ -20,6 +20,7 @@ ALLOWED = {
     "kbert.whole_file": [],
     "kbert.config": ["kbert.whole_file"],
     "kbert.report": ["kbert.whole_file"],
+    "kbert.fine_tuning": ["kbert.model", "kbert.weights"],
     "kbert.text": ["kbert.text"],
     "kbert.model": ["kbert.model", "kbert.config"],
     "kbert.model.__init__": ["kbert.training.step"],  # the one place where the TensorFlow step is mixed in
@@ -37,6 +38,7 @@ ALLOWED_FRAMEWORKS = {
     "kbert.command_line": set(),
     "kbert.whole_file": set(),
     "kbert.report": set(),
+    "kbert.fine_tuning": set(),
     "kbert.config": set(),
     "kbert.text": {"tensorflow", "tensorflow_text"},
     "kbert.model": {"keras"},

@@ -183,6 +183,29 @@ class BertSpanPredictor(OneOutputLayer):
     def scores(self, logits):
         return {"start_logits": logits[..., 0], "end_logits": logits[..., 1]}
 
+    def best_spans(self, outputs, begins, ends, longest: int = 30, best: int = 20):
+        """The likeliest spans of at most `longest` tokens that begin and end where they may, bool [B, S] each.
+
+        Returns first and last position, int32, start and end logit, all [B, best] by the sum of both logits; first is
+        -1 where there are fewer. Raises ValueError for no span at all.
+        """
+        if longest < 1 or best < 1:
+            raise ValueError(f"longest is {longest} and best {best}, expected at least 1")
+        never = -1e30
+        starts = ops.where(begins, outputs["start_logits"], never)
+        stops = ops.where(ends, outputs["end_logits"], never)
+        batch, length = ops.shape(starts)
+        beyond = ops.pad(stops, ((0, 0), (0, longest)), constant_values=never)
+        # For each first position the next `longest` last ones; and `best` that never are, so that there are enough.
+        pairs = starts[:, :, None] + ops.stack([beyond[:, more : more + length] for more in range(longest)], axis=-1)
+        pairs = ops.pad(ops.reshape(pairs, (batch, length * longest)), ((0, 0), (0, best)), constant_values=2 * never)
+        scores, places = ops.top_k(pairs, best)
+        exists = scores > never / 2
+        first = ops.where(exists, places // longest, 0)
+        last = ops.where(exists, first + places % longest, 0)
+        logits = [ops.take_along_axis(outputs[f"{n}_logits"], p, axis=1) for n, p in (("start", first), ("end", last))]
+        return ops.where(exists, first, -1), last, *logits
+
     def totals(self, features, outputs):
         start_loss, start_correct = cross_entropy(features["start_positions"], outputs["start_logits"])
         end_loss, end_correct = cross_entropy(features["end_positions"], outputs["end_logits"])

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from kbert.tasks.examples import Example
 from kbert.text.packing import pack, special_ids
+from kbert.text.walk import prefetched
 
 POOL = 50  # batches that are sorted together: enough for like lengths, few enough for a shuffle
 MULTIPLE = 2  # every length is a multiple of it, so that few shapes occur and little is padding
@@ -83,7 +84,7 @@ def training_batches(
         return encoded.packed(rows, length)
 
     dataset = tf.data.Dataset.from_tensor_slices((batches[start:], lengths[start:]))
-    return dataset.map(make, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(tf.data.AUTOTUNE)
+    return prefetched(dataset.map(make, num_parallel_calls=2, deterministic=True))
 
 
 def logits_of(model, encoded: Encoded, batch_size: int = 64) -> np.ndarray:

@@ -24,6 +24,21 @@ def confusion_matrix(truth: np.ndarray, answer: np.ndarray, labels: list[str]) -
     for row, column in np.ndindex(counts.shape) if len(labels) <= 30 else ():
         color = "white" if shares[row, column] > 0.5 else "black"
         axes.text(column, row, counts[row, column], ha="center", va="center", color=color)
+    return pixels(figure)
+
+
+def attention(weights: np.ndarray, rows: list[str], columns: list[str]) -> np.ndarray:
+    """How much each of some tokens looks at each of others, [N, M] -> a picture uint8 [height, width, 3]."""
+    figure = Figure(figsize=(2 + 0.2 * len(columns), 2 + 0.2 * len(rows)), dpi=100, layout="constrained")
+    axes = figure.add_subplot()
+    axes.imshow(weights, vmin=0, cmap="Blues", aspect="auto")
+    axes.set(xticks=range(len(columns)), yticks=range(len(rows)))
+    axes.set_xticklabels(columns, rotation=90, parse_math=False)
+    axes.set_yticklabels(rows, parse_math=False)
+    return pixels(figure)
+
+
+def pixels(figure: Figure) -> np.ndarray:
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()

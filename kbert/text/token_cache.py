@@ -67,7 +67,7 @@ class CachedTokens:
             tokens = tokenizer(graph_read(read, [number], [tf.string])[0])
             return tokens.flat_values, tokens.row_splits
 
-        dataset = tf.data.Dataset.range(blocks).map(tokenize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        dataset = tf.data.Dataset.range(blocks).map(tokenize, num_parallel_calls=os.cpu_count(), deterministic=True)
         return dataset.as_numpy_iterator()
 
     def blocks(self, numbers: tf.Tensor) -> Text:

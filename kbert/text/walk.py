@@ -12,6 +12,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 START = (0, 0, 0)
+AHEAD = 8  # batches
 
 
 class Walk(NamedTuple):
@@ -50,4 +51,14 @@ class Walk(NamedTuple):
 
         dataset = tf.data.Dataset.range(first, tf.int64.max if self.epochs is None else self.epochs * groups)
         dataset = dataset.map(make, num_parallel_calls=min(os.cpu_count() or 1, 16), deterministic=True)
-        return dataset.rebatch(batch_size, drop_remainder=drop_remainder).map(last_position).prefetch(tf.data.AUTOTUNE)
+        return prefetched(dataset.rebatch(batch_size, drop_remainder=drop_remainder).map(last_position))
+
+
+def prefetched(batches: tf.data.Dataset) -> tf.data.Dataset:
+    """Batches that are made while others are trained on.
+
+    Without tf.data's autotuning: where an iterator ends, its tuner is waited for, which sleeps up to a minute.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return batches.prefetch(AHEAD).with_options(options)

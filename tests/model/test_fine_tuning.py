@@ -235,3 +235,21 @@ def test_what_reads_every_token_does_not(config, head):
 def test_what_cannot_classify_is_refused(config, arguments, message):
     with pytest.raises(ValueError, match=message):
         BertClassifier(Bert(config), **arguments)
+
+
+def test_the_best_spans_are_those_of_all_that_are_allowed(config):
+    random = np.random.default_rng(2)
+    logits = {name: random.normal(size=(3, 12)).astype("float32") for name in ("start_logits", "end_logits")}
+    begins, ends = random.random((3, 12)) < 0.6, random.random((3, 12)) < 0.8
+    begins[2, :11] = False  # one span, or none
+    model = new("BertSpanPredictor", config)
+    found = [ops.convert_to_numpy(x) for x in model.best_spans(logits, begins, ends, longest=4, best=9)]
+    for row in range(3):
+        spans = [(i, j) for i in range(12) for j in range(i, min(i + 4, 12)) if begins[row, i] and ends[row, j]]
+        spans.sort(key=lambda span: -(logits["start_logits"][row, span[0]] + logits["end_logits"][row, span[1]]))
+        count = min(9, len(spans))
+        assert [(int(i), int(j)) for i, j in zip(found[0][row], found[1][row], strict=True)][:count] == spans[:9]
+        assert (found[0][row, count:] == -1).all()
+        for place, (i, j) in enumerate(spans[:9]):
+            assert found[2][row, place] == logits["start_logits"][row, i]
+            assert found[3][row, place] == logits["end_logits"][row, j]

@@ -1,0 +1,110 @@
+"""What the fine-tuning recipes share: which layers learn and how the weights move, as flags; a new head on a start."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+
+
+@dataclass(frozen=True)
+class LayerRule:
+    """Which layers learn, and how much.
+
+    Args:
+        frozen: keep the embeddings and so many of the first layers as they are.
+        reinitialized: draw so many of the last layers, and the pooler, anew.
+        decay: each layer's learning rate as a share of that of the layer above it.
+        dropout: before the output layer; by default as everywhere in the model, and none for spans.
+    """
+
+    frozen: int = 0
+    reinitialized: int = 0
+    decay: float = 1.0
+    dropout: float | None = None
+
+
+@dataclass(frozen=True)
+class OptimizerRule:
+    """How the weights move.
+
+    Args:
+        warmup: share of the steps.
+        weight_decay: decoupled, not on biases and LayerNorm.
+        clip_norm: limit of the gradients' global norm.
+        bias_correction: correct Adam's moments for their start at zero; the release does not, and small sets then fail.
+        xla: compile with XLA: faster steps on a GPU, but a minute more at the start of each run.
+    """
+
+    warmup: float = 0.1
+    weight_decay: float = 0.01
+    clip_norm: float = 1.0
+    bias_correction: bool = True
+    xla: bool = False
+
+    def of_adam(self, layers: LayerRule) -> dict:
+        """What BertAdam is made of beside its learning rate."""
+        given = {name: getattr(self, name) for name in ("weight_decay", "clip_norm", "bias_correction")}
+        return given | {"layer_decay": layers.decay}
+
+
+def check_rules(layers: LayerRule, optimizer: OptimizerRule, seed: int) -> None:
+    """Raises ValueError for a rule that no run can follow."""
+    if not 0 <= optimizer.warmup <= 1:
+        raise ValueError(f"--optimizer.warmup {optimizer.warmup}: expected a share from 0 to 1")
+    if not 0 < layers.decay <= 1:
+        raise ValueError(f"--layers.decay {layers.decay}: expected a share above 0, up to 1")
+    if seed < 0:
+        raise ValueError(f"--seed {seed}: expected 0 or more")
+
+
+def check_grid(learning_rates, batch_sizes, epochs, restarts: int, examples: int) -> None:
+    """Raises ValueError for numbers that no run can be made of."""
+    for name, values in (("learning-rates", learning_rates), ("batch-sizes", batch_sizes), ("epochs", epochs)):
+        if not values or min(values) <= 0 or len(set(values)) < len(values):
+            raise ValueError(f"--{name} {' '.join(map(str, values))}: expected different numbers above 0")
+    if restarts < 1:
+        raise ValueError(f"--restarts {restarts}: expected at least 1")
+    if max(batch_sizes) > examples:
+        raise ValueError(f"--batch-sizes {max(batch_sizes)}: there are {examples} training examples")
+
+
+def check_length(sequence_length: int, start) -> None:
+    """Raises ValueError for a length that the start, a model, has no positions for."""
+    limit = start.config.max_position_embeddings
+    if not 8 <= sequence_length <= limit:
+        raise ValueError(f"--sequence-length {sequence_length}: expected 8 to {limit}, the model's positions")
+
+
+def settings_of(layers: LayerRule, optimizer: OptimizerRule) -> dict:
+    """The rules as a run's settings."""
+    rules = {"layers": layers, "optimizer": optimizer}
+    return {f"{group}.{name}": value for group, rule in rules.items() for name, value in asdict(rule).items()}
+
+
+def model_maker(start, head: Callable, layers: LayerRule) -> Callable:
+    """A function that makes the model of a run: head(Bert, dropout=...) with the start's weights.
+
+    A head that reads the pooled output gets a new pooler where the start has none, and that is printed. Raises
+    ValueError for layers that the start does not have.
+    """
+    from kbert.model.bert import Bert
+    from kbert.model.fine_tuning import freeze, reinitialize
+    from kbert.weights.by_name import take_over, without_heads
+
+    count = start.config.num_hidden_layers
+    if min(layers.frozen, layers.reinitialized) < 0 or layers.frozen + layers.reinitialized > count:
+        told = f"{layers.frozen} layers frozen and {layers.reinitialized} drawn anew"
+        raise ValueError(f"{told}: expected at most the model's {count} together")
+    encoder, config = without_heads(start), start.config
+    options = {} if layers.dropout is None else {"dropout": layers.dropout}
+    reads_pooled = head(Bert(replace(config, pooler=True)), **options).reads_pooled_output
+    if reads_pooled and not config.pooler:
+        config = replace(config, pooler=True)
+        print("new, as the start has none: bert/pooler")
+
+    def new_model():
+        model = head(Bert(config), **options)
+        take_over(model, encoder)
+        reinitialize(model.bert, layers.reinitialized)
+        freeze(model.bert, layers.frozen)
+        return model
+
+    return new_model
