@@ -140,7 +140,7 @@ def batches_of(examples: list[tuple[str, int]], tokenizer):
 def fill_blanks(directory: Path) -> dict[str, str]:
     """What the pre-trained model puts in the blank of each text, likeliest first."""
     import kbert
-    from kbert.serving.export import FillBlanks
+    from kbert.serving.questions import FillBlanks
 
     answers = FillBlanks(*kbert.load(directory))(list(BLANKS))
     pieces, probabilities = answers["pieces"].numpy()[:, 0], answers["probabilities"].numpy()[:, 0]

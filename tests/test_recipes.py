@@ -29,6 +29,11 @@ SMALLER = {
     "export": "",
     "convert_weights": "",
     "fine_tune_glue": "--learning-rates 1e-3 3e-4 --epochs 1 --restarts 2 --batch-sizes 4 --sequence-length 32",
+    "fine_tune_squad": "--epochs 2 --learning-rates 1e-3 --batch-sizes 4 --windows.sequence-length 64"
+    " --windows.stride 16 --windows.question-length 10 --answers.n-best 5",
+    "fine_tune_ner": "--epochs 1 --learning-rates 1e-3 --batch-sizes 4 --sequence-length 32",
+    "fine_tune_swag": "--epochs 1 --learning-rates 1e-3 --batch-sizes 4 --sequence-length 32",
+    "extract_features": "--layers -1 -2",
 }
 
 
@@ -53,7 +58,50 @@ def folder(tmp_path_factory):
         header = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
         (folder / "glue" / "MRPC" / f"{name}.tsv").write_text(header + "".join(f"{line}\n" for line in lines))
     (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
+    write_questions(folder)
+    write_tags(folder)
+    write_endings(folder)
+    (folder / "lines.txt").write_text("".join(text(n, 40 * n).replace("\n", " ").strip() + "\n" for n in range(4)))
     return folder
+
+
+def write_questions(folder: Path) -> None:
+    """Small files of SQuAD's, v1.1 and v2.0, and answers to them."""
+    paragraphs = []
+    for number in range(6):
+        passage = text(number, 300).replace("\n", " ").strip()
+        answer = {"text": passage.split()[5], "answer_start": passage.index(passage.split()[5])}
+        questions = [{"id": f"{number}-{n}", "question": text(n, 20).strip(), "answers": [answer]} for n in range(2)]
+        paragraphs.append({"context": passage, "qas": questions})
+    none = {"id": "none", "question": "what?", "answers": [], "is_impossible": True}
+    files = {"v2": [*paragraphs[:5], {"context": "nothing here", "qas": [none]}]}
+    files |= {"train-v1.1": paragraphs, "dev-v1.1": paragraphs, "moved": json.loads(json.dumps(paragraphs[:1]))}
+    for question in files["moved"][0]["qas"]:
+        question["answers"][0]["answer_start"] += 1
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps({"version": name, "data": [{"paragraphs": content}]}))
+    right = {q["id"]: q["answers"][0]["text"] for p in paragraphs for q in p["qas"]}
+    (folder / "right.json").write_text(json.dumps(right | {"none": ""}))
+    (folder / "some.json").write_text(json.dumps(dict(list(right.items())[:6])))
+    (folder / "odds.json").write_text(json.dumps(dict.fromkeys(right, -1.0) | {"none": 1.0}))
+
+
+def write_tags(folder: Path) -> None:
+    lines = ["-DOCSTART- O", ""]
+    for number in range(10):
+        words = text(number, 60 * (1 + number % 3)).split()
+        lines += [f"{word} {('O', 'B-X', 'I-X')[place % 3]}" for place, word in enumerate(words)] + [""]
+    for name in ("train", "dev"):
+        (folder / f"{name}.conll").write_text("\n".join(lines))
+    (folder / "iob1.conll").write_text("a O\nb I-X\n")
+
+
+def write_endings(folder: Path) -> None:
+    header = "video-id,sent1,sent2,gold-source,ending0,ending1,ending2,label\n"
+    rows = [f'v,"{text(n, 30).strip()}",then,gold,one,"{text(n + 1, 20).strip()}",last,{n % 3}' for n in range(8)]
+    for name in ("train", "val"):
+        (folder / f"{name}.csv").write_text(header + "".join(row.replace("\n", " ") + "\n" for row in rows))
+    (folder / "uneven.tsv").write_text("o\tx\ta\tb\t1\no\tx\ta\t0\n")
 
 
 def readme_commands() -> list[str]:
@@ -77,6 +125,18 @@ def test_every_command_of_the_readme_runs(folder):
     assert len(list(tuned.glob("runs/*/metrics.json"))) == 4 and (tuned / "confusion_matrix.png").exists()
     assert (tuned / "MRPC.tsv").read_text().count("\n") == 6
     assert kbert.load(tuned)[0].labels == ["0", "1"]
+    of = {
+        name: json.loads((folder / "runs" / name / "metrics.json").read_text())
+        for name in ("squad", "entities", "swag")
+    }
+    assert (
+        set(of["squad"]) == {"exact_match", "f1"}
+        and "dev_X_f1" in of["entities"]
+        and set(of["swag"]) == {"dev_accuracy"}
+    )
+    answers = json.loads((folder / "runs" / "squad" / "predictions.json").read_text())
+    assert len(answers) == 12 and all(answers.values())
+    assert len((folder / "vectors.jsonl").read_text().splitlines()) == 4
 
 
 FURTHER = (
@@ -221,15 +281,159 @@ CONVERT = "convert_weights.py: "
 )
 def test_fine_tuning_that_cannot_be_is_refused_before_it_begins(folder, start, monkeypatch, change, message):
     monkeypatch.chdir(folder)
-    specification = importlib.util.spec_from_file_location("fine_tune_glue", ROOT / "recipes" / "fine_tune_glue.py")
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
     command = f"--model {start} --task mrpc --data glue/MRPC --batch-sizes 4 --output not_tuned {change}"
-    flags = parse(module.main, shlex.split(command), "fine_tune_glue.py")
+    refuse("fine_tune_glue", command, message)
+
+
+def call(command: str) -> None:
+    """Runs `python recipes/<name>.py ...` in this process and folder, which saves the start of one."""
+    _, script, *words = shlex.split(command)
+    specification = importlib.util.spec_from_file_location(Path(script).stem, ROOT / script)
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module  # where dataclasses look for their types
+    specification.loader.exec_module(module)
+    module.main(**parse(module.main, words, Path(script).name))
+
+
+def refuse(name: str, command: str, message: str) -> None:
+    """Sees a recipe refuse what it is called with."""
     with pytest.raises((ValueError, FileNotFoundError)) as refused:
-        module.main(**flags)
+        call(f"python recipes/{name}.py {command}")
     assert message in explain(refused.value, ROOT / "recipes")
     assert not Path("not_tuned").exists()
+
+
+def test_answers_are_scored_alone_under_the_official_names(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    command = "python recipes/fine_tune_squad.py --output scored --dev"
+    for flags, expected in (
+        ("dev-v1.1.json --predictions right.json", {"exact_match": 100.0, "f1": 100.0}),
+        ("dev-v1.1.json --predictions some.json", {"exact_match": 50.0, "f1": 50.0}),
+        ("v2.json --predictions right.json --null-odds odds.json --answers.threshold 0", {"exact": 100.0, "total": 11}),
+        ("v2.json --predictions right.json --null-odds odds.json", {"NoAns_f1": 100.0, "best_f1_thresh": -1.0}),
+    ):
+        call(f"{command} {flags}")
+        assert json.loads((folder / "scored" / "metrics.json").read_text()).items() >= expected.items()
+    with pytest.raises(ValueError, match=r"3-0 has no prediction \(of 5 in all\)"):
+        call(f"{command} v2.json --predictions some.json")
+
+
+def test_a_bert_learns_to_answer_or_not_to_and_a_second_call_does_no_work(folder, start, monkeypatch):
+    monkeypatch.chdir(folder)
+    command = f"python recipes/fine_tune_squad.py --model {start} --train v2.json --dev v2.json --output squad_v2"
+    command += f" {SMALLER['fine_tune_squad']}"
+    call(command)
+    output = folder / "squad_v2"
+    answers = {path.stem: json.loads(path.read_text()) for path in output.glob("*.json")}
+    passages = [p["context"] for p in json.loads((folder / "v2.json").read_text())["data"][0]["paragraphs"]]
+    assert len(answers["predictions"]) == len(answers["null_odds"]) == 11
+    assert all(any(answer in passage for passage in passages) for answer in answers["predictions"].values())
+    assert all(1 <= len(listed) <= 6 for listed in answers["nbest_predictions"].values())
+    assert {"exact", "f1", "best_f1", "NoAns_exact", "threshold"} <= set(answers["metrics"])
+    before = {path: path.stat().st_mtime_ns for path in output.rglob("*") if path.name != "metrics.json"}
+    call(command)
+    assert before == {path: path.stat().st_mtime_ns for path in output.rglob("*") if path in before}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("--version 1.1 --dev v2.json", "v2.json, question none has no answer; expected one, as in version 1.1"),
+        ("--train v2.json", "v2.json, question none has no answer; expected one, as in version 1.1"),
+        ("--train moved.json", "moved.json, question 0-0: its answer is not where it is said to be, nor any other's"),
+        ("--null-odds odds.json", "--null-odds odds.json: expected --predictions beside it"),
+        ("--predictions right.json", "--predictions right.json is scored alone; expected one of them"),
+        ("--windows.stride 4", "stride is 4, expected 8 to sequence_length"),
+        ("--windows.sequence-length 600", "--sequence-length 600: expected 8 to 512, the model's positions"),
+        ("--answers.longest 0", "--answers.longest 0: expected at least 1"),
+        ("--answers.threshold 0", "--answers.threshold 0.0: version 1.1 has an answer to every question"),
+    ],
+)
+def test_what_no_answers_can_be_learned_from_is_refused(folder, start, monkeypatch, change, message):
+    monkeypatch.chdir(folder)
+    refuse(
+        "fine_tune_squad",
+        f"--model {start} --train train-v1.1.json --dev dev-v1.1.json --batch-sizes 4 --output not_tuned {change}",
+        message,
+    )
+
+
+def test_a_bilstm_learns_to_tag_words_in_their_documents(folder, start, monkeypatch):
+    monkeypatch.chdir(folder)
+    command = (
+        f"python recipes/fine_tune_ner.py --model {start} --train train.conll --dev dev.conll --test dev.conll"
+        " --output tagged --context document --head bilstm --features.lstm-units 8 --features.layers -1 -2"
+    )
+    call(f"{command} {SMALLER['fine_tune_ner']}")
+    assert {"dev_f1", "test_X_recall"} <= set(json.loads((folder / "tagged" / "metrics.json").read_text()))
+    words = [line.split()[0] for line in (folder / "dev.conll").read_text().splitlines()[2:] if line]
+    columns = [line.split() for line in (folder / "tagged" / "test.conll").read_text().splitlines() if line]
+    assert [word for word, _, _ in columns] == words and {tag for _, _, tag in columns} <= {"O", "B-X", "I-X"}
+    rows = [json.loads(line) for line in (folder / "tagged" / "dev.jsonl").read_text().splitlines()]
+    assert [word for row in rows for word in row["words"]] == words
+    model = kbert.load(folder / "tagged")[0]
+    assert model.labels == ["O", "B-X", "I-X"] and type(model).__name__ == "BertLSTMTagger"
+
+
+@pytest.mark.parametrize(
+    ("flags", "shape"),
+    [
+        ("--layers 1 2 --unit piece", (2, 128)),
+        ("--layers 0 -1 --unit word --mix concatenation", (256,)),
+        ("--layers 1 2 --unit mean --mix weighted_sum --weights 0.5 0.5", (128,)),
+    ],
+)
+def test_features_of_every_line_are_written(folder, start, monkeypatch, flags, shape):
+    monkeypatch.chdir(folder)
+    call(f"python recipes/extract_features.py --model {start} --input lines.txt --output vectors.npz {flags}")
+    with np.load(folder / "vectors.npz") as arrays:
+        assert sorted(arrays.files) == sorted([str(n) for n in range(4)] + [f"{n}_tokens" for n in range(4)])
+        assert all(arrays[str(n)].shape == (len(arrays[f"{n}_tokens"]), *shape) for n in range(4))
+        words = (folder / "lines.txt").read_text().splitlines()[2].split()
+        tokens = {"piece": None, "word": words, "mean": ["text"]}[flags.split("--unit ")[1].split()[0]]
+        assert tokens is None or arrays["2_tokens"].tolist() == tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "fine_tune_ner",
+            "--dev iob1.conll",
+            "iob1.conll, line 2: I-X between O and its end is no IOB2; expected scheme IOB1",
+        ),
+        (
+            "fine_tune_ner",
+            "--reading.tag 2",
+            "train.conll, line 3: 'Don O' has 2 columns; expected at least 3, not empty",
+        ),
+        ("fine_tune_ner", "--features.lstm-layers 1", "--features is what a BiLSTM reads; expected --head bilstm"),
+        (
+            "fine_tune_ner",
+            "--head bilstm --features.layers 3",
+            "layer 3 is not there, expected 0 (the embeddings) to 2",
+        ),
+        ("fine_tune_swag", "--dev uneven.tsv", "uneven.tsv, line 2: 1 endings; expected 2, as in the first row"),
+        ("fine_tune_swag", "--batch-sizes 16", "--batch-sizes 16: there are 8 training examples"),
+        ("extract_features", "--layers 3", "layer 3 is not there, expected 0 (the embeddings) to 2, or -2 to -1"),
+        ("extract_features", "--output v.txt", "--output v.txt: expected a file that ends in .jsonl, .npz, .tfrecord"),
+        ("extract_features", "--weights 1", "expected weights with a weighted_sum, and only there"),
+        (
+            "extract_features",
+            "--layers 1 --mix weighted_sum --weights 1 2",
+            "--weights has 2 numbers, expected one for",
+        ),
+        ("extract_features", "--input nowhere.txt", "No such file or directory: nowhere.txt"),
+    ],
+)
+def test_what_these_recipes_cannot_do_is_refused(folder, start, monkeypatch, name, change, message):
+    monkeypatch.chdir(folder)
+    files = {
+        "fine_tune_ner": "--train train.conll --dev dev.conll --output not_tuned --batch-sizes 4",
+        "fine_tune_swag": "--train train.csv --dev val.csv --output not_tuned --batch-sizes 4",
+        "extract_features": "--input lines.txt --output not_tuned.npz --layers 1",
+    }
+    refuse(name, f"--model {start} {files[name]} {change}", message)
 
 
 # Runs a recipe and kills it when its second checkpoint is there.

@@ -19,6 +19,7 @@ class Dropout(keras.layers.Layer):
     def __init__(self, rate: float, **options):
         super().__init__(**options)
         self.rate = rate
+        self.supports_masking = True  # what an LSTM attaches goes through
         # A variable, [seed, number of draws]: a checkpoint that holds it resumes the same draws.
         with keras.name_scope(self.name, caller=self):
             self.seed_generator = keras.random.SeedGenerator(name="seed_generator")

@@ -19,7 +19,7 @@ class OneOutputLayer(Model):
     reads = "pooled_output"
     counted = "label_ids"  # the feature that has one item for each example
 
-    def __init__(self, bert: Bert, units: int, means: tuple[str, ...], dropout: float | None, **options):
+    def __init__(self, bert: Bert, units: int, means: tuple[str, ...], dropout: float | None, width=None, **options):
         super().__init__(**options)
         config, policy = bert.config, {"dtype": bert.dtype_policy}
         if dropout is not None and not 0 <= dropout < 1:
@@ -31,7 +31,7 @@ class OneOutputLayer(Model):
         with keras.name_scope(self.name, caller=self):
             rate = config.hidden_dropout_prob if dropout is None else dropout
             self.dropout = Dropout(rate, name="dropout", **policy)
-            self.output_layer = new_dense(config, config.hidden_size, units, name="output_layer", **policy)
+            self.output_layer = new_dense(config, width or config.hidden_size, units, name="output_layer", **policy)
         self.loss_names = ("loss",)
         self.means = {name: keras.metrics.Mean(name=name) for name in ("loss", *means)}
         self.built = True

@@ -4,7 +4,7 @@ Sequences of like length go together, so that little is padding: each epoch is s
 each pool sorted by length and its batches shuffled. Batch k can be made without those before it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from kbert.text.walk import prefetched
 
 POOL = 50  # batches that are sorted together: enough for like lengths, few enough for a shuffle
 MULTIPLE = 2  # every length is a multiple of it, so that few shapes occur and little is padding
+INPUTS = ("input_ids", "input_mask", "segment_ids")
 COMPILED_MULTIPLE = 16  # the same where XLA compiles the step for each length
 
 
@@ -29,10 +30,6 @@ class Encoded(NamedTuple):
     max_length: int
     truncated: int
     tokenizer: object
-
-    def rounded_length(self, rows, multiple: int = MULTIPLE) -> int:
-        """How long the examples of these numbers are packed together."""
-        return min(-(-int(self.lengths[rows].max()) // multiple) * multiple, self.max_length)
 
     def packed(self, rows, length) -> dict:
         """Features [n, S] of the examples of these numbers, and their targets."""
@@ -72,12 +69,19 @@ def plan(lengths: np.ndarray, batch_size: int, epoch: int, seed: int) -> np.ndar
     return random.permutation(np.concatenate(batches)) if batches else np.empty((0, batch_size), np.int64)
 
 
-def training_batches(
-    encoded: Encoded, batch_size: int, epochs: int, seed: int, start: int = 0, multiple: int = MULTIPLE
-):
-    """All full batches of so many epochs, from batch number `start` on, of lengths that `multiple` divides."""
+def rounded_length(encoded, rows, multiple: int = MULTIPLE) -> int:
+    """How long the sequences of these numbers are packed together."""
+    return min(-(-int(encoded.lengths[rows].max()) // multiple) * multiple, encoded.max_length)
+
+
+def training_batches(encoded, batch_size: int, epochs: int, seed: int, start: int = 0, multiple: int = MULTIPLE):
+    """All full batches of so many epochs, from batch number `start` on, of lengths that `multiple` divides.
+
+    encoded: `lengths` [N], `max_length`, and `packed(numbers, length)`, features and targets of the sequences of these
+    numbers; `Encoded`, or what another task has for it.
+    """
     batches = np.concatenate([plan(encoded.lengths, batch_size, epoch, seed) for epoch in range(epochs)])
-    lengths = np.array([encoded.rounded_length(rows, multiple) for rows in batches], np.int32)
+    lengths = np.array([rounded_length(encoded, rows, multiple) for rows in batches], np.int32)
 
     @tf.autograph.experimental.do_not_convert
     def make(rows, length):
@@ -87,14 +91,19 @@ def training_batches(
     return prefetched(dataset.map(make, num_parallel_calls=2, deterministic=True))
 
 
-def logits_of(model, encoded: Encoded, batch_size: int = 64) -> np.ndarray:
-    """The model's `logits` [N, ...] for every example, in their order; like lengths go together."""
+def in_order_of_length(encoded, batch_size: int = 64) -> Iterator[tuple[np.ndarray, dict]]:
+    """The numbers and the model's inputs of every sequence, like lengths together."""
     order = np.argsort(encoded.lengths, kind="stable")
-    spec = {name: tf.TensorSpec([None, None], tf.int32) for name in ("input_ids", "input_mask", "segment_ids")}
-    call = tf.function(lambda features: model(features, training=False), [spec], autograph=False)
-    found = []
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
-        features = encoded.packed(rows, encoded.rounded_length(rows))
-        found.append(call({name: features[name] for name in spec})["logits"].numpy())
-    return np.concatenate(found)[np.argsort(order)]
+        features = encoded.packed(rows, rounded_length(encoded, rows))
+        yield rows, {name: features[name] for name in INPUTS}
+
+
+def logits_of(model, encoded, batch_size: int = 64) -> np.ndarray:
+    """The model's `logits` [N, ...] for every sequence, in their order."""
+    rank = encoded.packed([0], encoded.max_length)[INPUTS[0]].shape.rank
+    spec = dict.fromkeys(INPUTS, tf.TensorSpec([None] * rank, tf.int32))
+    call = tf.function(lambda features: model(features, training=False)["logits"], [spec], autograph=False)
+    rows, found = zip(*((r, call(f).numpy()) for r, f in in_order_of_length(encoded, batch_size)), strict=True)
+    return np.concatenate(found)[np.argsort(np.concatenate(rows))]

@@ -97,10 +97,6 @@ class EncodedQuestions(NamedTuple):
     cut_questions: int
     tokenizer: object
 
-    def rounded_length(self, rows, multiple: int) -> int:
-        """How long the windows of these numbers are packed together."""
-        return min(-(-int(self.lengths[rows].max()) // multiple) * multiple, self.max_length)
-
     def packed(self, rows, length) -> dict:
         """Features [n, S] of the windows of these numbers, and their targets."""
         spans = [Spans(*(tf.gather(part, rows) for part in of)) for of in (self.question_spans, self.passage_spans)]
@@ -120,8 +116,8 @@ def encode(questions: Sequence[Question], tokenizer, rule: WindowRule, with_targ
     numbers = {}
     passage_of = np.array([numbers.setdefault(question.passage, len(numbers)) for question in questions])
     ids, offsets, splits = tokenized(list(numbers), tokenizer)
-    laid = windows(asked.row_lengths(), tf.constant(np.diff(splits)[passage_of]), rule)
-    of = laid.questions.numpy()
+    laid = windows(asked.row_lengths() + 2, tf.constant(np.diff(splits)[passage_of]), rule)
+    of = laid.passages.numpy()
     question_spans = Spans(tf.gather(asked.row_starts(), of), tf.gather(asked.row_lengths(), of))
     shift = len(asked.flat_values)
     begins = shift + splits[passage_of[of]] + laid.starts.numpy()

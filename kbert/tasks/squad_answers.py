@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from kbert.tasks.batches import INPUTS, in_order_of_length
 from kbert.tasks.pictures import attention
 from kbert.tasks.squad import EncodedQuestions, Question
 from kbert.text.windows import WindowRule, answer_places
@@ -59,8 +60,7 @@ class Found(NamedTuple):
 
 def best_spans(model, encoded: EncodedQuestions, rule: WindowRule, answers: AnswerRule, batch_size: int = 64) -> Found:
     """The best spans of every window, by a BertSpanPredictor; like lengths go together."""
-    names = ("input_ids", "input_mask", "segment_ids")
-    specs = {name: tf.TensorSpec([None, None], tf.int32) for name in names}
+    specs = dict.fromkeys(INPUTS, tf.TensorSpec([None, None], tf.int32))
 
     @tf.function(input_signature=[specs, tf.TensorSpec([None], tf.int64)], autograph=False)
     def of_batch(features, rows):
@@ -70,12 +70,11 @@ def best_spans(model, encoded: EncodedQuestions, rule: WindowRule, answers: Answ
         null = tf.stack([outputs["start_logits"][:, 0], outputs["end_logits"][:, 0]], axis=1)
         return *found, null
 
-    order, found = np.argsort(encoded.lengths, kind="stable"), []
-    for start in range(0, len(order), batch_size):
-        rows = order[start : start + batch_size]
-        features = encoded.packed(rows, encoded.rounded_length(rows, 2))
-        found.append([part.numpy() for part in of_batch({name: features[name] for name in names}, rows)])
-    back = np.argsort(order)
+    rows, found = [], []
+    for numbers, features in in_order_of_length(encoded, batch_size):
+        rows.append(numbers)
+        found.append([part.numpy() for part in of_batch(features, numbers)])
+    back = np.argsort(np.concatenate(rows))
     begins, ends, start_logits, end_logits, null = (np.concatenate(parts)[back] for parts in zip(*found, strict=True))
     # From positions in a sequence to tokens.
     shift = (encoded.passage_spans.starts - encoded.windows.places).numpy()[:, None]
@@ -96,7 +95,7 @@ def join(questions: Sequence[Question], encoded: EncodedQuestions, found: Found,
     That there is none, "", scores as the window that is least sure of it, and is listed where the rule knows it.
     """
     n_best, null_odds = {}, {}
-    splits = np.searchsorted(encoded.windows.questions.numpy(), np.arange(len(questions) + 1))
+    splits = np.searchsorted(encoded.windows.passages.numpy(), np.arange(len(questions) + 1))
     for number, question in enumerate(questions):
         of = slice(splits[number], splits[number + 1])
         listed = candidates(question.passage, encoded.offsets, Found(*(part[of] for part in found)), rule.n_best)
@@ -106,7 +105,6 @@ def join(questions: Sequence[Question], encoded: EncodedQuestions, found: Found,
         null_odds[question.id] = nothing.score - best
         if rule.no_answer or not listed:
             listed = sorted([*listed, nothing], key=lambda candidate: -candidate.score)
-            listed = listed[: rule.n_best] if nothing in listed[: rule.n_best] else [*listed[: rule.n_best], nothing]
         n_best[question.id] = listed
     return Answers(n_best, null_odds)
 

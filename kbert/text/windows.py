@@ -1,14 +1,16 @@
-"""A passage of any length, beside a question, as windows that overlap (run_squad.py of the release).
+"""A passage of any length as windows that overlap (run_squad.py of the release), beside a question or alone.
 
 window 0   [CLS] question [SEP] p0 p1 p2 p3 p4 p5 [SEP]
 window 1   [CLS] question [SEP]          p3 p4 p5 p6 p7 p8 [SEP]      stride 3: the step from window to window
 
-Shapes: Q questions, W windows of all of them, n of these, S sequence length.
+Shapes: Q passages, W windows of all of them, n of these, S sequence length.
 """
 
 from typing import NamedTuple
 
 import tensorflow as tf
+
+from kbert.text.packing import Spans, SpecialIds, pack_spans
 
 SPECIALS = 3  # [CLS] question [SEP] passage [SEP]
 LEAST_STRIDE = 8  # each window is compared with all that it shares a token with
@@ -34,24 +36,38 @@ class WindowRule(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """Which question each window is of, which tokens of its passage it holds, and where the first stands: int64 [W]."""
+    """Which passage each window is of, which tokens of it it holds, and where the first stands in it: int64 [W]."""
 
-    questions: tf.Tensor
+    passages: tf.Tensor
     starts: tf.Tensor
     lengths: tf.Tensor
     places: tf.Tensor
 
 
-def windows(question_lengths, passage_lengths, rule: WindowRule) -> Windows:
-    """The windows of each passage beside its question, as cut: int64 [Q], [Q]; an empty passage has one too."""
-    room = rule.sequence_length - SPECIALS - question_lengths
+def windows(places, lengths, rule: WindowRule) -> Windows:
+    """The windows of passages of some lengths, each after `places` tokens: int64 [Q], [Q]; an empty one has one too.
+
+    places: 1 after [CLS], or 2 more than the question after [CLS] question [SEP].
+    """
+    room = rule.sequence_length - places - 1
     step = tf.minimum(room, rule.stride)
-    counts = 1 + tf.maximum(passage_lengths - room + step - 1, 0) // step
-    questions = tf.repeat(tf.range(tf.size(counts, tf.int64)), counts)
-    ordinals = tf.range(tf.size(questions, tf.int64)) - tf.gather(tf.cumsum(counts, exclusive=True), questions)
-    starts = ordinals * tf.gather(step, questions)
-    lengths = tf.minimum(tf.gather(room, questions), tf.gather(passage_lengths, questions) - starts)
-    return Windows(questions, starts, lengths, tf.gather(question_lengths, questions) + 2)
+    counts = 1 + tf.maximum(lengths - room + step - 1, 0) // step
+    passages = tf.repeat(tf.range(tf.size(counts, tf.int64)), counts)
+    ordinals = tf.range(tf.size(passages, tf.int64)) - tf.gather(tf.cumsum(counts, exclusive=True), passages)
+    starts = ordinals * tf.gather(step, passages)
+    held = tf.minimum(tf.gather(room, passages), tf.gather(lengths, passages) - starts)
+    return Windows(passages, starts, held, tf.gather(places, passages))
+
+
+def pack_windows(questions, passages: tf.RaggedTensor, of: Windows, length, special: SpecialIds) -> dict:
+    """Windows of passages, int32 [Q, (pieces)], beside questions or, where these are None, alone: features [W, S]."""
+    held = Spans(tf.gather(passages.row_starts(), of.passages) + of.starts, of.lengths)
+    if questions is None:
+        return pack_spans(passages.flat_values, held, None, length, special)
+    asked = Spans(*(tf.gather(values, of.passages) for values in (questions.row_starts(), questions.row_lengths())))
+    tokens = tf.concat([questions.flat_values, passages.flat_values], 0)
+    held = Spans(held.starts + tf.size(questions.flat_values, tf.int64), held.lengths)
+    return pack_spans(tokens, asked, held, length, special)
 
 
 def answer_places(of: Windows, rows, length, rule: WindowRule) -> tuple[tf.Tensor, tf.Tensor]:
@@ -69,7 +85,7 @@ def answer_places(of: Windows, rows, length, rule: WindowRule) -> tuple[tf.Tenso
     for distance in range(1, rule.sequence_length // rule.stride + 1):
         for there, is_better in ((rows - distance, tf.greater_equal), (rows + distance, tf.greater)):
             other = Windows(*(tf.gather(values, tf.clip_by_value(there, 0, last)) for values in of))
-            is_another = (there >= 0) & (there <= last) & (other.questions == own.questions)
+            is_another = (there >= 0) & (there <= last) & (other.passages == own.passages)
             theirs = context(other, tokens)
             begins &= ~(is_another[:, None] & (theirs >= 0) & is_better(theirs, shown))
     return begins, ends

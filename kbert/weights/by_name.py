@@ -7,9 +7,12 @@ import keras
 import numpy as np
 
 from kbert.config import BertConfig
+from kbert.model import fine_tuning
 from kbert.model.bert import Bert
-from kbert.model.fine_tuning import HEADS
+from kbert.model.features import BertLSTMTagger
 from kbert.model.pretraining import BertPretrainer
+
+HEADS = {**fine_tuning.HEADS, BertLSTMTagger.__name__: BertLSTMTagger}
 
 
 def task_of(model: keras.Model) -> dict:

@@ -249,6 +249,8 @@ def write(model, tokenizer, directory) -> None:
         raise ValueError("causal is True, which transformers computes in another class; expected False")
     if task.get("masked_lm_changes"):
         raise ValueError(f"config.json has no place for masked_lm_changes {task['masked_lm_changes']}; expected none")
+    if task["model"] not in ("BertPretrainer", *ARCHITECTURES):
+        raise ValueError(f"transformers has no {task['model']}; expected one that it has, or none (encoder-only)")
     theirs = {ours: name for name, ours in ACTIVATIONS.items() if name != "gelu_new"}
     fields = {name: getattr(config, ours) for name, ours in FIELDS.items()}
     fields |= {"model_type": "bert", "hidden_act": theirs[config.hidden_act], "pad_token_id": tokenizer.pad_id}

@@ -103,7 +103,7 @@ def example(tokenizer) -> tuple[list[Question], squad.EncodedQuestions]:
 def test_every_window_points_at_the_answer_it_holds(tokenizer):
     questions, encoded = example(tokenizer)
     assert encoded.cut_questions == 1 and encoded.max_length == 20
-    assert encoded.windows.questions.numpy().tolist() == [0, 0, 0, 1, 1, 1, 2]
+    assert encoded.windows.passages.numpy().tolist() == [0, 0, 0, 1, 1, 1, 2]
     rows = encoded.packed(np.arange(7), 20)
     held = []
     for row in range(7):

@@ -147,6 +147,10 @@ def test_seeds_give_other_batches_and_the_same_seed_the_same(corpus, tokenizer):
     assert rows_of([one]) == rows_of([again]) != rows_of([other])
 
 
+def test_no_tuner_is_waited_for_where_training_ends(corpus, tokenizer):
+    assert corpus_dataset(corpus, tokenizer, InstanceRule(), 64).options().autotune.enabled is False
+
+
 def test_training_batches_are_full_and_evaluation_loses_nothing(tmp_path, tokenizer):
     corpus, rule = write_corpus(tmp_path, [20_000] * 3), InstanceRule()
     singles = len(list(corpus_dataset(corpus, tokenizer, rule, 1, epochs=1)))

@@ -33,7 +33,7 @@ def test_windows_and_best_contexts_are_the_releases(rule):
     random = np.random.default_rng(1)
     questions = random.integers(0, rule.question_length + 1, 60)
     passages = np.concatenate([[0, 1, 8, 9, 200], random.integers(0, 90, 55)])
-    of = windows(tf.constant(questions), tf.constant(passages), rule)
+    of = windows(tf.constant(questions) + 2, tf.constant(passages), rule)
     found = [values.numpy() for values in of]
     rows = tf.constant(random.permutation(len(found[0])))
     begins, ends = (places.numpy() for places in answer_places(of, rows, rule.sequence_length, rule))

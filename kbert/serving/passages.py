@@ -1,0 +1,206 @@
+"""Questions on passages, words and endings, as graphs on raw text of any length."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kbert.serving.questions import IDS, TEXT, check, graph, rounded
+from kbert.text.packing import pack, special_ids
+from kbert.text.windows import WindowRule, answer_places, pack_windows, windows
+from kbert.text.words import pieces_of_words, words_of
+
+NEVER = -1e30
+
+
+class FindAnswer:
+    """The answer to a question in a passage: string [B], [B] -> a dict of [B], the best span over all windows.
+
+    `answer`, as it stands in the passage, its first and last + 1 character `start` and `end`, the sum of its logits
+    `score`, and `no_answer_probability`, that of no answer against this one. Over `threshold`, of the null odds (score
+    of none minus score of the best), the answer is "", with -1 and -1; None always answers.
+    """
+
+    def __init__(self, model: keras.Model, tokenizer, rule: WindowRule | None = None, longest=30, threshold=None):
+        check(model, tokenizer, "loss")
+        limit = model.config.max_position_embeddings
+        rule = rule or WindowRule()
+        self.rule = rule._replace(
+            sequence_length=min(rule.sequence_length, limit),
+            stride=min(rule.stride, max(limit // 4, 1)),
+            question_length=min(rule.question_length, limit // 4),
+        )
+        self.model, self.tokenizer, self.longest, self.threshold = model, tokenizer, longest, threshold
+        self.from_text = graph(self._from_text, TEXT, TEXT)
+        self.from_ids = graph(self._from_ids, IDS, IDS, IDS)
+
+    def __call__(self, questions, passages) -> dict:
+        return self.from_text(tf.convert_to_tensor(questions, tf.string), tf.convert_to_tensor(passages, tf.string))
+
+    def signatures(self) -> dict:
+        return {"serving_default": self.from_text, "ids": self.from_ids}
+
+    def _from_ids(self, input_ids, input_mask, segment_ids):
+        features = {"input_ids": input_ids, "input_mask": input_mask, "segment_ids": segment_ids}
+        outputs = self.model(features, training=False)
+        return {name: outputs[name] for name in ("start_logits", "end_logits")}
+
+    def _from_text(self, question, passage):
+        asked = self.tokenizer(question)[:, : self.rule.question_length]
+        pieces, *offsets = self.tokenizer.tokenize_with_offsets(passage)
+        of = windows(asked.row_lengths() + 2, pieces.row_lengths(), self.rule)
+        longest = tf.reduce_max(tf.concat([of.places + of.lengths + 1, [3]], 0))
+        length = rounded(longest, self.rule.sequence_length)
+        outputs = self._from_ids(**pack_windows(asked, pieces, of, length, special_ids(self.tokenizer)))
+        places = answer_places(of, tf.range(tf.size(of.starts, tf.int64)), length, self.rule)
+        first, last, *logits = (x[:, 0] for x in self.model.best_spans(outputs, *places, self.longest, best=1))
+
+        # The best window of each passage, and the one that is least sure that there is no answer.
+        scores = tf.where(first >= 0, tf.add_n(logits), NEVER)
+        by_passage = tf.RaggedTensor.from_value_rowids(scores, of.passages, tf.size(question, tf.int64))
+        # One column more, as no passage at all has none.
+        by_window = tf.pad(by_passage.to_tensor(2 * NEVER), [[0, 0], [0, 1]], constant_values=2 * NEVER)
+        best = by_passage.row_starts() + tf.argmax(by_window, axis=1)
+        nothing = by_passage.with_flat_values(outputs["start_logits"][:, 0] + outputs["end_logits"][:, 0])
+        nothing = tf.reduce_min(nothing, axis=1)
+        score = tf.gather(scores, best)
+        exists = score > NEVER
+        odds = tf.where(exists, nothing - score, 0.0)
+        is_answered = exists if self.threshold is None else exists & (odds <= self.threshold)
+
+        # From positions in a window to pieces of the passage, to bytes and characters; without an answer to none.
+        shift = pieces.row_starts() + tf.gather(of.starts - of.places, best)
+        ends = [tf.cast(tf.gather(positions, best), tf.int64) + shift for positions in (first, last)]
+        bytes_and_characters = []
+        for offset, end in zip(offsets, (*ends, *ends), strict=True):
+            values = tf.concat([offset.flat_values, [-1]], 0)
+            bytes_and_characters.append(tf.gather(values, tf.where(is_answered, end, tf.size(values, tf.int64) - 1)))
+        first_byte, end_byte, start, end = bytes_and_characters
+        width = tf.where(is_answered, end_byte - first_byte, 0)
+        return {
+            "answer": tf.strings.substr(passage, tf.maximum(first_byte, 0), width),
+            "start": start,
+            "end": end,
+            "score": tf.where(exists, score, nothing),
+            "no_answer_probability": tf.where(exists, tf.sigmoid(odds), 1.0),
+        }
+
+
+class TagWords:
+    """The tags of words parted by white space, and the entities they mark: string [B] -> a dict.
+
+    `words`, `tags` string and `starts`, `ends` int64 (characters), all [B, N], N the words of the text that has most of
+    them, "" and -1 where there are fewer; of the entities `entity_types`, `entity_texts` string, `entity_starts`,
+    `entity_ends` int64 [B, M]. A text longer than the model's positions is tagged in windows.
+    """
+
+    def __init__(self, model: keras.Model, tokenizer, labels: list[str] | None = None):
+        check(model, tokenizer, "loss")
+        self.labels = labels or [str(number) for number in range(model.num_labels)]
+        if len(self.labels) != model.num_labels:
+            raise ValueError(f"labels has {len(self.labels)} names, expected the model's {model.num_labels}")
+        self.model, self.tokenizer = model, tokenizer
+        limit = model.config.max_position_embeddings
+        self.rule = WindowRule(limit, max((limit - 2) // 2, 1))
+        self.from_text = graph(self._from_text, TEXT)
+        self.from_ids = graph(self._from_ids, IDS, IDS, IDS)
+
+    def __call__(self, texts) -> dict:
+        return self.from_text(tf.convert_to_tensor(texts, tf.string))
+
+    def signatures(self) -> dict:
+        return {"serving_default": self.from_text, "ids": self.from_ids}
+
+    def _from_ids(self, input_ids, input_mask, segment_ids):
+        features = {"input_ids": input_ids, "input_mask": input_mask, "segment_ids": segment_ids}
+        return {"probabilities": tf.nn.softmax(self.model(features, training=False)["logits"])}
+
+    def _from_text(self, text):
+        words, *offsets = words_of(text)
+        tags = words.with_flat_values(self._tags(words))
+        texts = {"words": words, "tags": tags.with_flat_values(tf.gather(tf.constant(self.labels), tags.flat_values))}
+        answer = {name: values.to_tensor("") for name, values in texts.items()}
+        answer |= {"starts": offsets[2].to_tensor(-1), "ends": offsets[3].to_tensor(-1)}
+        return answer | self._entities(text, tags, offsets)
+
+    def _tags(self, words):
+        """The number of the likeliest tag of each word, [B, (words)] -> int64 [all words]."""
+        room = self.rule.sequence_length - 2
+        by_word = pieces_of_words(words.flat_values, self.tokenizer, most=max(room // 2, 1))
+        pieces = tf.RaggedTensor.from_row_splits(by_word, words.row_splits).merge_dims(1, 2)  # [B, (pieces)]
+        of = windows(tf.ones_like(pieces.row_lengths()), pieces.row_lengths(), self.rule)
+        length = rounded(tf.reduce_max(tf.concat([of.lengths + 2, [3]], 0)), self.rule.sequence_length)
+        features = pack_windows(None, pieces, of, length, special_ids(self.tokenizer))
+        found = tf.argmax(self._from_ids(**features)["probabilities"], axis=-1)  # [W, S]
+        is_asked, _ = answer_places(of, tf.range(tf.size(of.starts, tf.int64)), length, self.rule)
+        window, position = tf.unstack(tf.where(is_asked), axis=1)
+        starts = tf.gather(pieces.row_starts(), of.passages) + of.starts - 1
+        piece = tf.gather(starts, window) + position
+        tags = tf.scatter_nd(piece[:, None], found[is_asked], tf.shape(pieces.flat_values, tf.int64))
+        return tf.gather(tags, by_word.row_starts())
+
+    def _entities(self, text, tags, offsets):
+        """Entities as the CoNLL evaluation finds them in tags: B- and S- begin one, I- and E- another type's too."""
+        kinds, begins, finishes = tag_parts(self.labels)
+        flat, rows = tags.flat_values, tags.value_rowids()
+        kind = tf.gather(kinds, flat)
+        before = tf.concat([[0], kind[:-1]], 0)
+        same_row = tf.concat([[False], rows[1:] == rows[:-1]], 0)
+        ended = tf.concat([[True], tf.gather(finishes, flat)[:-1]], 0)
+        is_first = (kind > 0) & (tf.gather(begins, flat) | ended | (kind != before) | ~same_row)
+        goes_on = tf.concat([(kind[1:] == kind[:-1]) & ~is_first[1:] & same_row[1:], [False]], 0)
+        is_last = (kind > 0) & ~goes_on
+        first, last = tf.where(is_first)[:, 0], tf.where(is_last)[:, 0]
+        of = tf.gather(rows, first)
+
+        def ragged(values):
+            return tf.RaggedTensor.from_value_rowids(values, of, tags.nrows())
+
+        begins_and_ends = zip(offsets, (first, last) * 2, strict=True)
+        first_byte, end_byte, start, end = (tf.gather(values.flat_values, place) for values, place in begins_and_ends)
+        names = [""] + sorted({label.partition("-")[2] or label for label in self.labels} - {"O"})
+        texts = tf.strings.substr(tf.gather(text, of), first_byte, end_byte - first_byte)
+        return {
+            "entity_types": ragged(tf.gather(tf.constant(names), tf.gather(kind, first))).to_tensor(""),
+            "entity_texts": ragged(texts).to_tensor(""),
+            "entity_starts": ragged(start).to_tensor(-1),
+            "entity_ends": ragged(end).to_tensor(-1),
+        }
+
+
+def tag_parts(labels: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each tag the number of its type (0: O; by name from 1), whether it begins an entity, whether it ends one."""
+    types = sorted({label.partition("-")[2] or label for label in labels} - {"O"})
+    kinds = [0 if label == "O" else 1 + types.index(label.partition("-")[2] or label) for label in labels]
+    begins = [label.startswith(("B-", "S-")) for label in labels]
+    return np.array(kinds), np.array(begins), np.array([label.startswith(("E-", "S-")) for label in labels])
+
+
+class ChooseEnding:
+    """Which ending goes on from a context: string [B], [B, N] -> `probabilities` float32 [B, N], `choice` int64 [B]."""
+
+    def __init__(self, model: keras.Model, tokenizer):
+        check(model, tokenizer, "loss")
+        self.model, self.tokenizer = model, tokenizer
+        self.from_text = graph(self._from_text, TEXT, tf.TensorSpec([None, None], tf.string))
+        self.from_ids = graph(self._from_ids, *[tf.TensorSpec([None, None, None], tf.int32)] * 3)
+
+    def __call__(self, contexts, endings) -> dict:
+        return self.from_text(tf.convert_to_tensor(contexts, tf.string), tf.convert_to_tensor(endings, tf.string))
+
+    def signatures(self) -> dict:
+        return {"serving_default": self.from_text, "ids": self.from_ids}
+
+    def _from_ids(self, input_ids, input_mask, segment_ids):
+        features = {"input_ids": input_ids, "input_mask": input_mask, "segment_ids": segment_ids}
+        probabilities = tf.nn.softmax(self.model(features, training=False)["logits"])
+        return {"probabilities": probabilities, "choice": tf.argmax(probabilities, axis=1)}
+
+    def _from_text(self, context, endings):
+        count = tf.shape(endings)[1]
+        contexts = self.tokenizer(tf.repeat(context, count))
+        tokens = self.tokenizer(tf.reshape(endings, [-1]))
+        lengths = contexts.row_lengths() + tokens.row_lengths() + 3
+        length = rounded(tf.reduce_max(tf.concat([lengths, [4]], 0)), self.model.config.max_position_embeddings)
+        features = pack(contexts, tokens, length, special_ids(self.tokenizer))
+        shape = [-1, count, length]
+        return self._from_ids(**{name: tf.reshape(value, shape) for name, value in features.items()})

@@ -1,0 +1,180 @@
+"""What a trained model can be asked, as graphs on raw text: blanks, next sentences, classes and numbers.
+
+A question is one object with one graph: called in Python it answers, and export writes that same graph, tokenizer
+included, so a served answer equals the in-process one. Passages, words and endings are in passages.py.
+"""
+
+import keras
+import tensorflow as tf
+
+from kbert.text import packing
+
+MASK = "[MASK]"
+# Sequences are as long as the longest of the batch, rounded up: a short request is quick, and few shapes occur, as
+# kernels are prepared for each.
+LENGTH_STEP = 8
+
+TEXT = tf.TensorSpec([None], tf.string)
+IDS = tf.TensorSpec([None, None], tf.int32)
+
+
+class FillBlanks:
+    """The `k` likeliest pieces for each [MASK] of raw text.
+
+    Called with texts [B] it returns a dict of `pieces` string, `probabilities` float32 and `ids` int32, each [B, M, k],
+    M being the number of masks in the text that has most of them. Where a text has fewer masks, or its mask lies beyond
+    what the model's positions hold, they are "", 0 and -1. Raises ValueError if the model has no masked-LM head or sees
+    only what is left of the blank, and if k is outside 1..V.
+    """
+
+    def __init__(self, model: keras.Model, tokenizer, k: int = 5):
+        check(model, tokenizer, "masked_lm_loss")
+        if model.config.causal:
+            raise ValueError("the model's config has causal = True: it cannot see what follows a blank")
+        if not 1 <= k <= tokenizer.vocab_size:
+            raise ValueError(f"k is {k}, expected 1 to {tokenizer.vocab_size}, the size of the vocabulary")
+        self.model, self.tokenizer, self.k = model, tokenizer, k
+        self.from_text = graph(self._from_text, TEXT)
+        self.from_ids = graph(self._from_ids, IDS, IDS, IDS, IDS)
+
+    def __call__(self, texts) -> dict:
+        return self.from_text(text=tf.convert_to_tensor(texts, tf.string))
+
+    def signatures(self) -> dict:
+        return {"serving_default": self.from_text, "ids": self.from_ids}
+
+    def _from_text(self, text):
+        tokens = self._tokens(text)  # [B, (pieces)]
+        features = packed(self, tokens)
+        is_mask = features["input_ids"] == self.tokenizer.mask_id  # [B, S]
+        rows, positions = tf.unstack(tf.where(is_mask), axis=1)
+        found = tf.RaggedTensor.from_value_rowids(tf.cast(positions, tf.int32), rows, tf.size(text, tf.int64))
+        asked = tf.reduce_sum(tf.cast(tokens == self.tokenizer.mask_id, tf.int64), axis=1)  # [B]
+        most = tf.reduce_max(tf.concat([asked, [0]], 0))  # M
+        positions = found.to_tensor(shape=tf.stack([-1, most]))  # [B, M]
+        answers = self._from_ids(**features, masked_lm_positions=positions)
+
+        fits = tf.sequence_mask(found.row_lengths(), most)[:, :, None]  # [B, M, 1]
+        pieces = tf.gather(tf.constant(self.tokenizer.vocabulary), answers["ids"])
+        return {
+            "pieces": tf.where(fits, pieces, ""),
+            "probabilities": tf.where(fits, answers["probabilities"], 0.0),
+            "ids": tf.where(fits, answers["ids"], -1),
+        }
+
+    def _tokens(self, text):
+        """The pieces of each text with mask_id for each literal [MASK], [B] -> [B, (pieces)]."""
+        parts = tf.strings.split(text, MASK)  # [B, (parts)], one more than the text has masks
+        masks = tf.fill([tf.size(parts.flat_values), 1], self.tokenizer.mask_id)
+        tokens = parts.with_values(tf.concat([self.tokenizer(parts.flat_values), masks], axis=1))
+        return tokens.merge_dims(1, 2)[:, :-1]  # nothing was masked after the last part
+
+    def _from_ids(self, input_ids, input_mask, segment_ids, masked_lm_positions):
+        features = {"input_ids": input_ids, "input_mask": input_mask, "segment_ids": segment_ids}
+        outputs = self.model({**features, "masked_lm_positions": masked_lm_positions}, training=False)
+        logits = outputs["masked_lm_logits"]  # [B, P, V]
+        best, ids = tf.math.top_k(logits, self.k)
+        probabilities = tf.exp(best - tf.reduce_logsumexp(logits, axis=-1, keepdims=True))
+        return {"probabilities": probabilities, "ids": ids}
+
+
+class NextSentence:
+    """Whether B follows A: texts_a, texts_b [B] -> `probabilities` float32 [B, 2] of (B follows A, B is random)."""
+
+    def __init__(self, model: keras.Model, tokenizer):
+        check(model, tokenizer, "next_sentence_loss")
+        self.model, self.tokenizer = model, tokenizer
+        self.from_pairs = graph(self._from_pairs, TEXT, TEXT)
+
+    def __call__(self, texts_a, texts_b) -> dict:
+        return self.from_pairs(tf.convert_to_tensor(texts_a, tf.string), tf.convert_to_tensor(texts_b, tf.string))
+
+    def signatures(self) -> dict:
+        return {"next_sentence": self.from_pairs}
+
+    def _from_pairs(self, text_a, text_b):
+        features = packed(self, self.tokenizer(text_a), self.tokenizer(text_b))
+        features["masked_lm_positions"] = tf.zeros([tf.size(text_a), 0], tf.int32)
+        outputs = self.model(features, training=False)
+        return {"probabilities": tf.nn.softmax(outputs["next_sentence_logits"])}
+
+
+class OfText:
+    """A question about a text or a pair of texts [B], whose `_answer` a subclass takes from the logits."""
+
+    def __init__(self, model: keras.Model, tokenizer):
+        check(model, tokenizer, "loss")
+        self.model, self.tokenizer = model, tokenizer
+        self.from_text = graph(self._from_text, TEXT)
+        self.from_pairs = graph(self._from_pairs, TEXT, TEXT)
+        self.from_ids = graph(self._from_ids, IDS, IDS, IDS)
+
+    def __call__(self, texts, texts_b=None) -> dict:
+        texts = tf.convert_to_tensor(texts, tf.string)
+        return self.from_text(texts) if texts_b is None else self.from_pairs(texts, tf.convert_to_tensor(texts_b))
+
+    def signatures(self) -> dict:
+        return {"serving_default": self.from_text, "pairs": self.from_pairs, "ids": self.from_ids}
+
+    def _from_text(self, text):
+        return self._from_ids(**packed(self, self.tokenizer(text)))
+
+    def _from_pairs(self, text_a, text_b):
+        return self._from_ids(**packed(self, self.tokenizer(text_a), self.tokenizer(text_b)))
+
+    def _from_ids(self, input_ids, input_mask, segment_ids):
+        features = {"input_ids": input_ids, "input_mask": input_mask, "segment_ids": segment_ids}
+        return self._answer(self.model(features, training=False)["logits"])
+
+
+class Classify(OfText):
+    """The class of a text or of a pair of texts: [B] -> `probabilities` float32 [B, K] and `label`, the likeliest, [B].
+
+    `labels` are the names of the K classes; without them they are called "0", "1" and so on. Probabilities add up to 1,
+    or are each class's own where the model is multi_label.
+    """
+
+    def __init__(self, model: keras.Model, tokenizer, labels: list[str] | None = None):
+        super().__init__(model, tokenizer)
+        self.labels = labels or [str(number) for number in range(model.num_labels)]
+        if len(self.labels) != model.num_labels:
+            raise ValueError(f"labels has {len(self.labels)} names, expected the model's {model.num_labels}")
+
+    def _answer(self, logits):
+        label = tf.gather(tf.constant(self.labels), tf.argmax(logits, axis=-1))
+        probabilities = tf.sigmoid(logits) if self.model.multi_label else tf.nn.softmax(logits)
+        return {"probabilities": probabilities, "label": label}
+
+
+class Regress(OfText):
+    """The number that a BertRegressor gives a text or a pair of texts: [B] -> `value` float32 [B]."""
+
+    def _answer(self, logits):
+        return {"value": logits}
+
+
+def graph(function, *inputs: tf.TensorSpec):
+    return tf.function(function, input_signature=inputs, autograph=False)
+
+
+def check(model, tokenizer, loss: str) -> None:
+    if keras.backend.backend() != "tensorflow":
+        raise ValueError(f"Keras's backend is {keras.backend.backend()}: SavedModels are made on tensorflow")
+    if loss not in model.loss_names:
+        raise ValueError(f"the model's losses are {', '.join(model.loss_names)}: it was not trained for {loss}")
+    if tokenizer.vocab_size != model.config.vocab_size:
+        raise ValueError(f"the vocabulary has {tokenizer.vocab_size} pieces, the model {model.config.vocab_size}")
+
+
+def packed(question, tokens_a, tokens_b=None) -> dict:
+    """[CLS] A [SEP] B [SEP], as long as the longest of the batch rounded up, at most as the model has positions."""
+    lengths = tokens_a.row_lengths() + 2 if tokens_b is None else tokens_a.row_lengths() + tokens_b.row_lengths() + 3
+    longest = tf.cast(tf.reduce_max(tf.concat([lengths, [3]], 0)), tf.int32)
+    sequence_length = rounded(longest, question.model.config.max_position_embeddings)
+    return packing.pack(tokens_a, tokens_b, sequence_length, packing.special_ids(question.tokenizer))
+
+
+def rounded(longest, limit: int):
+    """A length that holds the longest sequence, at most the limit: int32."""
+    steps = (tf.cast(longest, tf.int32) + LENGTH_STEP - 1) // LENGTH_STEP
+    return tf.minimum(steps * LENGTH_STEP, limit)

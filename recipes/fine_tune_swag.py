@@ -1,0 +1,133 @@
+"""Fine-tunes a BERT to choose the ending that goes on from a context, SWAG and its like (section 4.4).
+
+python recipes/fine_tune_swag.py --model runs/books --train train.csv --dev val.csv --output runs/swag
+"""
+
+import itertools
+from pathlib import Path
+
+from kbert.command_line import run as start
+from kbert.fine_tuning import (
+    LayerRule,
+    OptimizerRule,
+    check_grid,
+    check_length,
+    check_rules,
+    model_maker,
+    settings_of,
+)
+
+
+def main(
+    model: str,
+    train: str,
+    dev: str,
+    output: str,
+    test: str | None = None,
+    learning_rates: tuple[float, ...] = (2e-5,),
+    batch_sizes: tuple[int, ...] = (16,),
+    epochs: tuple[int, ...] = (3,),
+    restarts: int = 1,
+    sequence_length: int = 128,
+    seed: int = 1,
+    lower_case: bool | None = None,
+    layers: LayerRule = LayerRule(),
+    optimizer: OptimizerRule = OptimizerRule(),
+) -> None:
+    """Fine-tunes a BERT to choose endings: one run for each rate, batch size, number of epochs and restart.
+
+    The best run on dev is the model in OUTPUT; its choices in dev and test are beside it, a number a line. The same
+    command goes on where it stopped; finished runs are not done again.
+
+    Args:
+        model: a BERT to start from: a folder or a name, as convert_weights.py takes.
+        train: SWAG's .csv, CODAH's .tsv, or .jsonl of {"context": text, "endings": [texts], "label": number}.
+        dev: the same, to choose the best run by.
+        output: folder of the search and of the best model.
+        test: the same, with or without labels.
+        learning_rates: peaks to try; by default the paper's.
+        batch_sizes: choices per update, to try; by default the paper's.
+        epochs: numbers of passes to try; by default the paper's.
+        restarts: runs of each setting, which differ in data order, output layer and dropout.
+        sequence_length: tokens of a context and an ending; longer ones are cut at the back, and counted.
+        seed: of the first restart.
+        lower_case: whether the vocabulary is an uncased one, where the model does not say.
+        layers: which layers learn, and how much.
+        optimizer: how the weights move.
+    """
+    # Not at the top, so that --help answers at once.
+    import kbert
+    from kbert import report
+    from kbert.tasks import swag
+    from kbert.tasks.batches import COMPILED_MULTIPLE, MULTIPLE, logits_of, training_batches
+    from kbert.training.checkpointing import check_settings
+    from kbert.training.search import Search, Trial, summary
+    from kbert.weights.by_name import digest
+    from kbert.whole_file import write_whole
+
+    # Read: everything that can be refused is looked at before long work begins.
+    files = {"train": train, "dev": dev, "test": test}
+    sets = {name: swag.read(path) for name, path in files.items() if path}
+    check_sets(sets)
+    check_grid(learning_rates, batch_sizes, epochs, restarts, len(sets["train"]))
+    check_rules(layers, optimizer, seed)
+    first, tokenizer = kbert.load(model, lower_case=lower_case)
+    check_length(sequence_length, first)
+    new_model = model_maker(first, kbert.BertMultipleChoice, layers)
+    new_model()  # refuses what the layers and the dropout cannot be
+    encoded = {name: swag.encode(of, tokenizer, sequence_length) for name, of in sets.items()}
+    settings = {"start": digest(first), "vocabulary": tokenizer.digest, "sets": swag.digest(sets)}
+    settings |= {"sequence_length": sequence_length, "seed": seed, **settings_of(layers, optimizer)}
+    check_settings(output, settings)
+    facts = {f"{name}: choices": len(one.lengths) for name, one in encoded.items()}
+    facts |= {f"{name}: sequences longer than {sequence_length}, cut": one.truncated for name, one in encoded.items()}
+    report.table("Fine-tuning", facts | {"endings": encoded["train"].count})
+
+    # Build, compile, fit and evaluate each run; the best on dev is saved as it is found.
+    def score(trained, name="dev"):
+        chosen = logits_of(trained, encoded[name]).argmax(axis=1)
+        return {f"{name}_accuracy": float((chosen == encoded[name].targets["label_ids"].numpy()).mean())}
+
+    multiple = COMPILED_MULTIPLE if optimizer.xla else MULTIPLE
+    search = Search(
+        output=Path(output),
+        settings=settings,
+        new_model=new_model,
+        batches=lambda trial, seed, begin: training_batches(
+            encoded["train"], trial.batch_size, trial.epochs, seed, begin, multiple
+        ),
+        score=score,
+        save=lambda best: kbert.save(best, tokenizer, output),
+        best_by="dev_accuracy",
+        optimizer=optimizer.of_adam(layers),
+        warmup=optimizer.warmup,
+        seed=seed,
+        xla=optimizer.xla,
+    )
+    grid = itertools.product(learning_rates, batch_sizes, epochs, range(restarts))
+    results = search.results([Trial(*values) for values in grid])
+
+    # Choose and tell.
+    best, trained = search.best(), kbert.load(output)[0]
+    for name in sets.keys() - {"train"}:
+        chosen = logits_of(trained, encoded[name]).argmax(axis=1)
+        write_whole(Path(output) / f"{name}_predictions.txt", "".join(f"{number}\n" for number in chosen).encode())
+    best |= score(trained, "test") if test and encoded["test"].targets else {}
+    columns = ("", "mean", "standard deviation", "best", "runs")
+    report.table("dev_accuracy of each setting", summary(results, "dev_accuracy"), columns)
+    report.finish(f"Best: {best.pop('run')}", output, best)
+
+
+def check_sets(sets: dict) -> None:
+    """Raises ValueError for choices to learn from or to score by that have no label, and for unlike endings."""
+    for name, choices in sets.items():
+        for choice in choices if name != "test" else []:
+            if choice.label is None:
+                raise ValueError(f"{choice.where}: no label; expected the number of the ending that follows")
+        count, expected = len(choices[0].endings), len(sets["train"][0].endings)
+        if count != expected:
+            raise ValueError(f"{choices[0].where}: {count} endings; expected {expected}, as in --train")
+
+
+if __name__ == "__main__":
+    start(main)
