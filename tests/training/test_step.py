@@ -88,8 +88,9 @@ def test_tokens_padding_and_waiting_are_counted(model):
     assert 0.25 < float(model.seconds_waiting.result()) < float(model.seconds.result())
 
 
-def test_batches_of_several_lengths_share_one_graph_whichever_comes_first(model, monkeypatch):
-    traced = []
+def test_batches_of_several_lengths_share_one_graph_whichever_comes_first(monkeypatch):
+    model, traced = new_model(), []
+    model.compile(new_optimizer(), jit_compile=False)
     for name in ("_train_step", "_test_step"):
         original = getattr(type(model), name)
         monkeypatch.setattr(
