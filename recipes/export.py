@@ -11,6 +11,14 @@ from pathlib import Path
 from kbert.command_line import run
 
 EXAMPLE = "The [MASK] of the list is [MASK]."
+# What each input of a signature is asked with at the end.
+EXAMPLES = {
+    "text": [EXAMPLE],
+    "question": ["What is in the box?"],
+    "passage": ["There is a cat in the box."],
+    "context": ["She opened the box."],
+    "endings": [["A cat jumped out.", "The list is long."]],
+}
 
 
 def main(model: str, name: str, k: int = 5, output: str = "saved_models", lower_case: bool | None = None) -> None:
@@ -31,19 +39,19 @@ def main(model: str, name: str, k: int = 5, output: str = "saved_models", lower_
     trained, tokenizer = kbert.load(model, lower_case=lower_case)
     with report.CONSOLE.status("Writing the SavedModel"):
         path = kbert.export(trained, tokenizer, Path(output) / name, k)
-    signatures, answer = ask(path, EXAMPLE)
+    signatures, asked, answer = ask(path)
 
     size = sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())
     report.table(f"{path}, {size / 1e6:.1f} MB", signatures, ("signature", "inputs", "outputs"))
-    report.table("Its answer", answer, ("", EXAMPLE))
+    report.table("Its answer", answer, ("", "; ".join(str(value[0]) for value in asked.values())))
     print("To ask it from Python:\n")
     print("    import tensorflow as tf, tensorflow_text")
     print(f'    answer = tf.saved_model.load("{path}").signatures["serving_default"]')
-    print(f'    answer(text=tf.constant(["{EXAMPLE}"]))')
+    print(f"    answer({', '.join(f'{name}=tf.constant({value!r})' for name, value in asked.items())})")
 
 
-def ask(path: str, text: str) -> tuple[dict, dict]:
-    """Loads a SavedModel -> its signatures (name -> inputs, outputs) and its answer to one text, to be shown."""
+def ask(path: str) -> tuple[dict, dict, dict]:
+    """Loads a SavedModel -> its signatures (name -> inputs, outputs), what it is asked, its answer, to be shown."""
     import tensorflow as tf
 
     loaded = tf.saved_model.load(path)
@@ -51,17 +59,23 @@ def ask(path: str, text: str) -> tuple[dict, dict]:
         name: (described(function.structured_input_signature[1]), described(function.structured_outputs))
         for name, function in loaded.signatures.items()
     }
-    answer = loaded.signatures["serving_default"](text=tf.constant([text]))
-    if "value" in answer:
-        return signatures, {"value": float(answer["value"].numpy()[0])}
-    probabilities = answer["probabilities"].numpy()[0]
-    if "label" in answer:
-        return signatures, {"label": answer["label"].numpy()[0].decode(), "probability": float(probabilities.max())}
+    default = loaded.signatures["serving_default"]
+    asked = {name: EXAMPLES[name] for name in sorted(default.structured_input_signature[1], reverse=True)}
+    answer = {k: v.numpy()[0] for k, v in default(**{k: tf.constant(v) for k, v in asked.items()}).items()}
+    if "pieces" not in answer:
+        return signatures, asked, {name: readable(value) for name, value in sorted(answer.items())}
     shown = {}
-    for place, pieces in enumerate(answer["pieces"].numpy()[0]):
-        guesses = zip(pieces, probabilities[place], strict=True)
+    for place, (pieces, shares) in enumerate(zip(answer["pieces"], answer["probabilities"], strict=True)):
+        guesses = zip(pieces, shares, strict=True)
         shown[f"[MASK] {place + 1}"] = ", ".join(f"{piece.decode()} {share:.1%}" for piece, share in guesses)
-    return signatures, shown
+    return signatures, asked, shown
+
+
+def readable(value) -> str:
+    """A text, a number or several of them, as they are read."""
+    if getattr(value, "ndim", 0):
+        return ", ".join(readable(one) for one in value) or "none"
+    return value.decode() if isinstance(value, bytes) else f"{value:.4g}"
 
 
 def described(tensors: dict) -> str:

@@ -1,5 +1,8 @@
 """Answers, tags and choices of a graph on raw text are those that the parts it is made of give in Python."""
 
+import importlib.util
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -7,7 +10,8 @@ import tensorflow as tf
 
 from kbert.config import BertConfig
 from kbert.model.bert import Bert
-from kbert.model.fine_tuning import BertMultipleChoice, BertSpanPredictor, BertTagger
+from kbert.model.fine_tuning import BertClassifier, BertMultipleChoice, BertRegressor, BertSpanPredictor, BertTagger
+from kbert.model_directory import save
 from kbert.serving.export import export
 from kbert.serving.passages import ChooseEnding, FindAnswer, TagWords
 from kbert.tasks import ner, squad, squad_answers, swag
@@ -128,6 +132,21 @@ def test_the_choice_is_the_models(tokenizer):
     logits = logits_of(model, swag.encode(choices, tokenizer, POSITIONS))
     np.testing.assert_allclose(answer["probabilities"], keras.ops.softmax(logits), atol=1e-5)
     assert answer["choice"].numpy().tolist() == logits.argmax(axis=1).tolist()
+
+
+@pytest.mark.parametrize("head", [BertSpanPredictor, BertTagger, BertMultipleChoice, BertClassifier, BertRegressor])
+def test_the_recipe_shows_what_each_answers(tokenizer, tmp_path, capsys, head):
+    path = Path(__file__).parents[2] / "recipes" / "export.py"
+    specification = importlib.util.spec_from_file_location("recipe", path)
+    recipe = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(recipe)
+    model = new(head, **({"num_labels": 5} if head in (BertTagger, BertClassifier) else {}))
+    save(model, tokenizer, tmp_path / "model")
+    recipe.main(str(tmp_path / "model"), "mine", output=str(tmp_path / "served"))
+    printed = capsys.readouterr().out
+    shown = {BertSpanPredictor: "no_answer_probability", BertTagger: "entity_types", BertMultipleChoice: "choice"}
+    shown |= {BertClassifier: "label", BertRegressor: "value"}
+    assert printed.count(shown[head]) >= 2, "once among the outputs, once as an answer"
 
 
 @pytest.mark.parametrize("head", [BertSpanPredictor, BertTagger, BertMultipleChoice])
