@@ -1,7 +1,9 @@
 """What the fine-tuning recipes share: which layers learn and how the weights move, as flags; a new head on a start."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -108,3 +110,29 @@ def model_maker(start, head: Callable, layers: LayerRule) -> Callable:
         return model
 
     return new_model
+
+
+def new_search(output: str, encoded, layers: LayerRule, optimizer: OptimizerRule, **given):
+    """A Search on encoded training examples; given: its settings, new_model, score, save, best_by and seed."""
+    from kbert.tasks.batches import COMPILED_MULTIPLE, MULTIPLE, training_batches
+    from kbert.training.search import Search
+
+    multiple = COMPILED_MULTIPLE if optimizer.xla else MULTIPLE
+
+    def batches(trial, seed, begin):
+        return training_batches(encoded, trial.batch_size, trial.epochs, seed, begin, multiple)
+
+    given |= {"optimizer": optimizer.of_adam(layers), "warmup": optimizer.warmup, "xla": optimizer.xla}
+    return Search(output=Path(output), batches=batches, **given)
+
+
+def search_all(search, learning_rates, batch_sizes, epochs, restarts: int) -> dict:
+    """Runs what is not run yet and prints the settings side by side; the best run's numbers and its name as `run`."""
+    from kbert import report
+    from kbert.training.search import Trial, summary
+
+    grid = itertools.product(learning_rates, batch_sizes, epochs, range(restarts))
+    results = search.results([Trial(*values) for values in grid])
+    columns = ("", "mean", "standard deviation", "best", "runs")
+    report.table(f"{search.best_by} of each setting", summary(results, search.best_by), columns)
+    return search.best()

@@ -7,7 +7,6 @@ accuracy 78.4.
 """
 
 import hashlib
-import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,8 @@ from kbert.fine_tuning import (
     check_length,
     check_rules,
     model_maker,
+    new_search,
+    search_all,
     settings_of,
 )
 
@@ -109,7 +110,6 @@ def main(
     from kbert import report
     from kbert.tasks.batches import logits_of
     from kbert.training.checkpointing import check_settings
-    from kbert.training.search import Search, Trial, summary
     from kbert.weights.by_name import digest
 
     # Read: everything that can be refused is looked at before long work begins.
@@ -130,27 +130,14 @@ def main(
         found = {name: problem.scores(of, logits_of(trained, encoded[name])) for name, of in problem.dev.items()}
         return {f"{name}_{metric}": value for name, of in found.items() for metric, value in of.items()}
 
-    search = Search(
-        output=Path(output),
-        settings=settings,
-        new_model=new_model,
-        batches=batches_of(encoded["train"], optimizer.xla),
-        score=score,
-        save=lambda best: kbert.save(best, tokenizer, output),
-        best_by=f"{next(iter(problem.dev))}_{problem.metrics[0]}",
-        optimizer=optimizer.of_adam(layers),
-        warmup=optimizer.warmup,
-        seed=seed,
-        xla=optimizer.xla,
-    )
-    grid = itertools.product(learning_rates, batch_sizes, epochs, range(restarts))
-    results = search.results([Trial(*values) for values in grid])
+    what = {"settings": settings, "new_model": new_model, "score": score, "seed": seed}
+    what["save"] = lambda best: kbert.save(best, tokenizer, output)
+    best_by = f"{next(iter(problem.dev))}_{problem.metrics[0]}"
+    search = new_search(output, encoded["train"], layers, optimizer, best_by=best_by, **what)
+    best = search_all(search, learning_rates, batch_sizes, epochs, restarts)
 
     # Predict and tell.
-    best = search.best()
     predict(problem, task, encoded, best, Path(output))
-    columns = ("", "mean", "standard deviation", "best", "runs")
-    report.table(f"{search.best_by} of each setting", summary(results, search.best_by), columns)
     report.finish(f"Best: {best.pop('run')}", output, best)
 
 
@@ -194,14 +181,6 @@ def facts_of(problem, encoded: dict) -> dict:
     facts |= {f"{name}: longer than {one.max_length}, cut": one.truncated for name, one in encoded.items()}
     facts |= {"incomplete rows left out": len(problem.left_out)} if problem.left_out else {}
     return facts | {"labels": ", ".join(problem.labels) or "a number"}
-
-
-def batches_of(train, xla: bool):
-    """The batches of a run, from any one on."""
-    from kbert.tasks.batches import COMPILED_MULTIPLE, MULTIPLE, training_batches
-
-    multiple = COMPILED_MULTIPLE if xla else MULTIPLE
-    return lambda trial, seed, begin: training_batches(train, trial.batch_size, trial.epochs, seed, begin, multiple)
 
 
 def digest_of(sets: dict) -> str:

@@ -3,7 +3,6 @@
 python recipes/fine_tune_ner.py --model runs/books --train train.conll --dev dev.conll --output runs/entities
 """
 
-import itertools
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,6 +15,8 @@ from kbert.fine_tuning import (
     check_length,
     check_rules,
     model_maker,
+    new_search,
+    search_all,
     settings_of,
 )
 
@@ -105,9 +106,7 @@ def main(
     import kbert
     from kbert import report
     from kbert.tasks import ner
-    from kbert.tasks.batches import COMPILED_MULTIPLE, MULTIPLE, training_batches
     from kbert.training.checkpointing import check_settings
-    from kbert.training.search import Search, Trial, summary
     from kbert.weights.by_name import digest
 
     # Read: everything that can be refused is looked at before long work begins.
@@ -137,32 +136,16 @@ def main(
         tags = ner.tags_of(trained, encoded[name], sets[name], labels)
         return {f"{name}_{metric}": value for metric, value in ner.scores(sets[name], tags).items()}
 
-    multiple = COMPILED_MULTIPLE if optimizer.xla else MULTIPLE
-    search = Search(
-        output=Path(output),
-        settings=settings,
-        new_model=new_model,
-        batches=lambda trial, seed, begin: training_batches(
-            encoded["train"], trial.batch_size, trial.epochs, seed, begin, multiple
-        ),
-        score=score,
-        save=lambda best: kbert.save(best, tokenizer, output),
-        best_by="dev_f1",
-        optimizer=optimizer.of_adam(layers),
-        warmup=optimizer.warmup,
-        seed=seed,
-        xla=optimizer.xla,
-    )
-    grid = itertools.product(learning_rates, batch_sizes, epochs, range(restarts))
-    results = search.results([Trial(*values) for values in grid])
+    what = {"settings": settings, "new_model": new_model, "score": score, "best_by": "dev_f1", "seed": seed}
+    what["save"] = lambda best: kbert.save(best, tokenizer, output)
+    search = new_search(output, encoded["train"], layers, optimizer, **what)
+    best = search_all(search, learning_rates, batch_sizes, epochs, restarts)
 
     # Tag and tell.
-    best, trained = search.best(), kbert.load(output)[0]
+    trained, _ = kbert.load(output)
     for name in sets.keys() - {"train"}:
         ner.write(sets[name], ner.tags_of(trained, encoded[name], sets[name], labels), Path(output) / name)
     best |= score(trained, "test") if test else {}
-    columns = ("", "mean", "standard deviation", "best", "runs")
-    report.table("dev_f1 of each setting", summary(results, "dev_f1"), columns)
     report.finish(f"Best: {best.pop('run')}", output, best)
 
 

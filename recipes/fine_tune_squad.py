@@ -3,7 +3,6 @@
 python recipes/fine_tune_squad.py --model runs/books --train train-v1.1.json --dev dev-v1.1.json --output runs/squad
 """
 
-import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,6 +15,8 @@ from kbert.fine_tuning import (
     check_length,
     check_rules,
     model_maker,
+    new_search,
+    search_all,
     settings_of,
 )
 
@@ -103,9 +104,7 @@ def main(
     import kbert
     from kbert import report
     from kbert.tasks import squad
-    from kbert.tasks.batches import COMPILED_MULTIPLE, MULTIPLE, training_batches
     from kbert.training.checkpointing import check_settings
-    from kbert.training.search import Search, Trial, summary
     from kbert.weights.by_name import digest
 
     # Read: everything that can be refused is looked at before long work begins.
@@ -138,27 +137,10 @@ def main(
         kbert.save(best, tokenizer, output)
         judge.write(Path(output))
 
-    multiple = COMPILED_MULTIPLE if optimizer.xla else MULTIPLE
-    search = Search(
-        output=Path(output),
-        settings=settings,
-        new_model=new_model,
-        batches=lambda trial, seed, begin: training_batches(
-            encoded, trial.batch_size, trial.epochs, seed, begin, multiple
-        ),
-        score=judge.score,
-        save=save,
-        best_by="f1" if version == "1.1" else "best_f1",
-        optimizer=optimizer.of_adam(layers),
-        warmup=optimizer.warmup,
-        seed=seed,
-        xla=optimizer.xla,
-    )
-    runs = itertools.product(learning_rates, grid["batch_sizes"], grid["epochs"], range(restarts))
-    results = search.results([Trial(*values) for values in runs])
-    best = search.best()
-    columns = ("", "mean", "standard deviation", "best", "runs")
-    report.table(f"{search.best_by} of each setting", summary(results, search.best_by), columns)
+    what = {"settings": settings, "new_model": new_model, "score": judge.score, "save": save, "seed": seed}
+    best_by = "f1" if version == "1.1" else "best_f1"
+    search = new_search(output, encoded, layers, optimizer, best_by=best_by, **what)
+    best = search_all(search, learning_rates, **grid, restarts=restarts)
     report.finish(f"Best: {best.pop('run')}", output, best)
 
 

@@ -3,7 +3,6 @@
 python recipes/fine_tune_swag.py --model runs/books --train train.csv --dev val.csv --output runs/swag
 """
 
-import itertools
 from pathlib import Path
 
 from kbert.command_line import run as start
@@ -14,6 +13,8 @@ from kbert.fine_tuning import (
     check_length,
     check_rules,
     model_maker,
+    new_search,
+    search_all,
     settings_of,
 )
 
@@ -59,9 +60,8 @@ def main(
     import kbert
     from kbert import report
     from kbert.tasks import swag
-    from kbert.tasks.batches import COMPILED_MULTIPLE, MULTIPLE, logits_of, training_batches
+    from kbert.tasks.batches import logits_of
     from kbert.training.checkpointing import check_settings
-    from kbert.training.search import Search, Trial, summary
     from kbert.weights.by_name import digest
     from kbert.whole_file import write_whole
 
@@ -88,33 +88,17 @@ def main(
         chosen = logits_of(trained, encoded[name]).argmax(axis=1)
         return {f"{name}_accuracy": float((chosen == encoded[name].targets["label_ids"].numpy()).mean())}
 
-    multiple = COMPILED_MULTIPLE if optimizer.xla else MULTIPLE
-    search = Search(
-        output=Path(output),
-        settings=settings,
-        new_model=new_model,
-        batches=lambda trial, seed, begin: training_batches(
-            encoded["train"], trial.batch_size, trial.epochs, seed, begin, multiple
-        ),
-        score=score,
-        save=lambda best: kbert.save(best, tokenizer, output),
-        best_by="dev_accuracy",
-        optimizer=optimizer.of_adam(layers),
-        warmup=optimizer.warmup,
-        seed=seed,
-        xla=optimizer.xla,
-    )
-    grid = itertools.product(learning_rates, batch_sizes, epochs, range(restarts))
-    results = search.results([Trial(*values) for values in grid])
+    what = {"settings": settings, "new_model": new_model, "score": score, "best_by": "dev_accuracy", "seed": seed}
+    what["save"] = lambda best: kbert.save(best, tokenizer, output)
+    search = new_search(output, encoded["train"], layers, optimizer, **what)
+    best = search_all(search, learning_rates, batch_sizes, epochs, restarts)
 
     # Choose and tell.
-    best, trained = search.best(), kbert.load(output)[0]
+    trained, _ = kbert.load(output)
     for name in sets.keys() - {"train"}:
         chosen = logits_of(trained, encoded[name]).argmax(axis=1)
         write_whole(Path(output) / f"{name}_predictions.txt", "".join(f"{number}\n" for number in chosen).encode())
     best |= score(trained, "test") if test and encoded["test"].targets else {}
-    columns = ("", "mean", "standard deviation", "best", "runs")
-    report.table("dev_accuracy of each setting", summary(results, "dev_accuracy"), columns)
     report.finish(f"Best: {best.pop('run')}", output, best)
 
 

@@ -20,7 +20,7 @@ ALLOWED = {
     "kbert.whole_file": [],
     "kbert.config": ["kbert.whole_file"],
     "kbert.report": ["kbert.whole_file"],
-    "kbert.fine_tuning": ["kbert.model", "kbert.weights"],
+    "kbert.fine_tuning": ["kbert.model", "kbert.weights", "kbert.tasks", "kbert.training", "kbert.report"],
     "kbert.text": ["kbert.text"],
     "kbert.model": ["kbert.model", "kbert.config"],
     "kbert.model.__init__": ["kbert.training.step"],  # the one place where the TensorFlow step is mixed in
