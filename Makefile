@@ -7,7 +7,7 @@
 
 python := .venv/bin/python
 # Whole files a core, as tests of a file share what is slow to make; those that take longest begin first.
-in_parallel := -n auto --dist loadfile --no-loadscope-reorder tests/test_recipes.py tests/training tests
+in_parallel := -n auto --dist loadfile --no-loadscope-reorder tests/test_recipes.py tests/test_fine_tuning_recipes.py tests/training tests
 
 demo: .venv/installed
 	$(python) recipes/quickstart.py

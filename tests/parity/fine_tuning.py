@@ -1,11 +1,12 @@
-"""The same start, output layer, batches and hyper-parameters on a GLUE task in kbert and in a plain torch loop.
+"""The same start, output layer, batches and hyper-parameters in kbert and in a plain torch loop.
 
     python tests/parity/fine_tuning.py kbert FOLDER MODEL TASK DATA     in kbert's environment
     python tests/parity/fine_tuning.py torch FOLDER                     where torch and transformers are
     python tests/parity/fine_tuning.py compare FOLDER
 
-50 steps of batch 32 at 5e-5, dropout off. The first call writes the batches and the start, in Hugging Face's format, to
-FOLDER.
+50 steps of batch 32 (16 for endings) at 5e-5, dropout off. TASK is one of GLUE's, and DATA its folder; or entities,
+endings or answers, and DATA a file that kbert reads. The first call writes the batches and the start, in Hugging Face's
+format, to FOLDER.
 """
 
 import json
@@ -16,7 +17,33 @@ from pathlib import Path
 import numpy as np
 
 STEPS, SEQUENCES, LENGTH, PEAK, WARMUP, EPSILON = 50, 32, 128, 5e-5, 5, 1e-8
-TARGETS = ("label_ids", "label_values")
+# The features that a loss is of, as transformers calls them.
+TARGETS = dict.fromkeys(("label_ids", "label_values"), "labels")
+TARGETS |= {name: name for name in ("start_positions", "end_positions")}
+HEADS = {"entities": "TokenClassification", "endings": "MultipleChoice", "answers": "QuestionAnswering"}
+
+
+def read(task: str, data: str, tokenizer) -> tuple:
+    """A function that makes the model of a Bert, and the encoded training examples."""
+    import kbert
+    from kbert.tasks import classification, ner, squad, swag
+    from kbert.tasks.batches import encode
+    from kbert.text.windows import WindowRule
+
+    if task == "entities":
+        sentences = ner.read(data)
+        labels = ner.tag_names(sentences)
+        return lambda bert: kbert.BertTagger(bert, len(labels)), ner.encode(sentences, tokenizer, labels, LENGTH)
+    if task == "endings":
+        return kbert.BertMultipleChoice, swag.encode(swag.read(data), tokenizer, LENGTH)
+    if task == "answers":
+        questions = squad.with_answers_in_place(squad.read(data, "1.1")[0])[0][:2000]
+        return kbert.BertSpanPredictor, squad.encode(questions, tokenizer, WindowRule(), with_targets=True)
+    problem = classification.of_task(task, data)
+    encoded = encode(problem.train, tokenizer, LENGTH, problem.targets(problem.train))
+    if not problem.labels:
+        return kbert.BertRegressor, encoded
+    return lambda bert: kbert.BertClassifier(bert, len(problem.labels)), encoded
 
 
 def train_kbert(folder: Path, start: str, task: str, data: str) -> None:
@@ -24,24 +51,21 @@ def train_kbert(folder: Path, start: str, task: str, data: str) -> None:
     import tensorflow as tf
 
     import kbert
-    from kbert.tasks import classification
-    from kbert.tasks.batches import encode, training_batches
+    from kbert.tasks.batches import training_batches
     from kbert.training.optimization import BertAdam, WarmupLinearDecay
     from kbert.weights import huggingface
     from kbert.weights.by_name import take_over, without_heads
 
     first, tokenizer = kbert.load(start)
-    problem = classification.of_task(task, data)
+    head, encoded = read(task, data, tokenizer)
     keras.utils.set_random_seed(1)
-    bert = kbert.Bert(replace(first.config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
-    model = kbert.BertClassifier(bert, len(problem.labels)) if problem.labels else kbert.BertRegressor(bert)
+    model = head(kbert.Bert(replace(first.config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)))
     take_over(model, without_heads(first))
     huggingface.write(model, tokenizer, folder / "start")
 
-    encoded = encode(problem.train, tokenizer, LENGTH, problem.targets(problem.train))
-    batches = training_batches(encoded, SEQUENCES, 1, 1).take(STEPS)
+    batches = training_batches(encoded, SEQUENCES // (2 if task == "endings" else 1), 1, 1).take(STEPS)
     rows = {f"{n}/{name}": value for n, batch in enumerate(batches) for name, value in batch.items()}
-    np.savez(folder / "batches.npz", **rows)
+    np.savez(folder / "batches.npz", head=HEADS.get(task, "SequenceClassification"), **rows)
     losses = []
 
     class PerStep(keras.callbacks.Callback):
@@ -58,13 +82,14 @@ def train_kbert(folder: Path, start: str, task: str, data: str) -> None:
 
 def train_torch(folder: Path) -> None:
     import torch
-    from transformers import BertForSequenceClassification
+    import transformers
 
     torch.set_num_threads(2)
     with np.load(folder / "batches.npz") as arrays:
-        stored = {name: torch.tensor(arrays[name]) for name in arrays.files}
-    kind = "regression" if "0/label_values" in stored else None
-    model = BertForSequenceClassification.from_pretrained(folder / "start", problem_type=kind)
+        head = getattr(transformers, f"BertFor{arrays['head']}")
+        stored = {name: torch.tensor(arrays[name]) for name in arrays.files if name != "head"}
+    kind = {"problem_type": "regression"} if "0/label_values" in stored else {}
+    model = head.from_pretrained(folder / "start", **kind)
     decayed = [p for p in model.parameters() if p.ndim > 1]
     plain = [p for p in model.parameters() if p.ndim == 1]
     groups = [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
@@ -73,13 +98,15 @@ def train_torch(folder: Path) -> None:
     model.train()
     losses = []
     for number in range(STEPS):
-        batch = {name: stored.get(f"{number}/{name}") for name in ("input_ids", "input_mask", "segment_ids", *TARGETS)}
-        labels = batch["label_ids"].long() if kind is None else batch["label_values"]
+        batch = {name.partition("/")[2]: value for name, value in stored.items() if name.startswith(f"{number}/")}
+        targets = {theirs: batch[ours] for ours, theirs in TARGETS.items() if ours in batch}
+        if not kind:
+            targets = {name: values.long().where(values >= 0, -100) for name, values in targets.items()}
         loss = model(
             input_ids=batch["input_ids"].long(),
             attention_mask=batch["input_mask"],
             token_type_ids=batch["segment_ids"].long(),
-            labels=labels,
+            **targets,
         ).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -1,0 +1,152 @@
+"""What a recipe cannot do ends with status 2 and one line, before long work begins."""
+
+import re
+
+import pytest
+from small_corpus import VOCABULARY, text
+from stranger import PRETRAIN, recipe, refuse
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("--corpus nowhere", "corpus nowhere: no such file, folder or glob match"),
+        ("--corpus empty", "corpus empty: holds no files; expected text files"),
+        ("--corpus one.txt --text.documents file", "one.txt: holds one document, so there is no other document"),
+        ("--corpus binary", "binary: byte 3: a zero byte: the file is binary"),
+        ("--corpus latin.txt", "latin.txt: byte 3: 0xe9 is not valid UTF-8"),
+        ("--vocabulary nomask.txt", r"\[MASK\]"),
+        ("--sequence-length 7", "sequence_length 7; expected 8 to 512"),
+        ("--sequence-length 513", "sequence_length 513; expected 8 to 512"),
+        ("--batch-size 8 --optimizer.accumulation 3", "accumulation 3 does not divide it"),
+        ("--strategy mirrored", "--strategy mirrored: expected one"),
+        ("--steps many", "many"),
+        ("--start runs/books", "--vocabulary vocab.txt: the start runs/books brings its own"),
+        ("--output other", "run.json.*another run's settings: .*seed is 9 there and 1 now"),
+        ("--output vocab.txt", "vocab.txt"),
+    ],
+)
+def test_bad_input_ends_with_status_2_and_one_line(folder, change, message):
+    (folder / "empty").mkdir(exist_ok=True)
+    (folder / "one.txt").write_text(text(1, 2_000))
+    (folder / "binary").write_bytes(b"ELF\0\1")
+    (folder / "latin.txt").write_bytes("café. Next.".encode("latin-1"))
+    (folder / "nomask.txt").write_text("\n".join(p for p in VOCABULARY if p != "[MASK]") + "\n")
+    (folder / "other").mkdir(exist_ok=True)
+    (folder / "other" / "run.json").write_text('{"seed": 9}')
+    before = sorted(path for path in folder.rglob("*") if path.is_file() and "cache" not in path.parts)
+    done = recipe(PRETRAIN.replace("OUT", "refused") + " " + change, folder)
+    assert done.returncode == 2, done.stdout + done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("pretrain.py: ") and re.search(message, lines[0]), done.stderr
+    after = sorted(path for path in folder.rglob("*") if path.is_file() and "cache" not in path.parts)
+    assert before == after, "nothing is written or overwritten"
+
+
+def test_a_folder_that_holds_something_is_not_written_into_and_a_format_without_a_place_is_refused(folder):
+    (folder / "full").mkdir(exist_ok=True)
+    (folder / "full" / "a").touch()
+    done = recipe("python recipes/convert_weights.py --input books --output full", folder)
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"{CONVERT}--output full is there already and not empty; give another folder\n",
+    )
+    done = recipe("python recipes/convert_weights.py --input books --output new", folder)
+    assert done.returncode == 2 and done.stderr.startswith(
+        CONVERT + "books/bert_config.json is missing, expected a model"
+    )
+
+
+CONVERT = "convert_weights.py: "
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("--task mprc", "task 'mprc' is unknown; did you mean mrpc?"),
+        ("--data glue", "glue/train.tsv is missing; expected the folder of a task"),
+        ("--train own.csv", "--task mrpc and --train own.csv: expected one of them"),
+        ("--sequence-length 600", "--sequence-length 600: expected 8 to 512, the model's positions"),
+        ("--batch-sizes 64", "--batch-sizes 64: there are 12 training examples"),
+        ("--learning-rates 1e-4 1e-4", "--learning-rates 0.0001 0.0001: expected different numbers above 0"),
+        ("--model books", "books/bert_config.json is missing"),
+        ("--layers.frozen 2 --layers.reinitialized 1", "expected at most the model's 2 together"),
+        ("--layers.dropout 1", "dropout is 1.0, expected 0 up to"),
+        ("--layers.decay 0", "--layers.decay 0.0: expected a share above 0, up to 1"),
+        ("--optimizer.warmup 2", "--optimizer.warmup 2.0: expected a share from 0 to 1"),
+        ("--reading.kind labels", "--reading.kind labels: the task mrpc brings its own"),
+    ],
+)
+def test_fine_tuning_that_cannot_be_is_refused_before_it_begins(folder, start, monkeypatch, change, message):
+    monkeypatch.chdir(folder)
+    command = f"--model {start} --task mrpc --data glue/MRPC --batch-sizes 4 --output not_tuned {change}"
+    refuse("fine_tune_glue", command, message)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("--version 1.1 --dev v2.json", "v2.json, question none has no answer; expected one, as in version 1.1"),
+        ("--train v2.json", "v2.json, question none has no answer; expected one, as in version 1.1"),
+        ("--train moved.json", "moved.json, question 0-0: its answer is not where it is said to be, nor any other's"),
+        ("--null-odds odds.json", "--null-odds odds.json: expected --predictions beside it"),
+        ("--predictions right.json", "--predictions right.json is scored alone; expected one of them"),
+        ("--windows.stride 4", "stride is 4, expected 8 to sequence_length"),
+        ("--windows.sequence-length 600", "--sequence-length 600: expected 8 to 512, the model's positions"),
+        ("--answers.longest 0", "--answers.longest 0: expected at least 1"),
+        ("--answers.threshold 0", "--answers.threshold 0.0: version 1.1 has an answer to every question"),
+    ],
+)
+def test_what_no_answers_can_be_learned_from_is_refused(folder, start, monkeypatch, change, message):
+    monkeypatch.chdir(folder)
+    refuse(
+        "fine_tune_squad",
+        f"--model {start} --train train-v1.1.json --dev dev-v1.1.json --batch-sizes 4 --output not_tuned {change}",
+        message,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "fine_tune_ner",
+            "--dev iob1.conll",
+            "iob1.conll, line 2: I-X between O and its end is no IOB2; expected scheme IOB1",
+        ),
+        (
+            "fine_tune_ner",
+            "--reading.tag 2",
+            "train.conll, line 3: 'Don O' has 2 columns; expected at least 3, not empty",
+        ),
+        ("fine_tune_ner", "--features.lstm-layers 1", "--features is what a BiLSTM reads; expected --head bilstm"),
+        (
+            "fine_tune_ner",
+            "--head bilstm --features.layers 3",
+            "layer 3 is not there, expected 0 (the embeddings) to 2",
+        ),
+        ("fine_tune_swag", "--dev uneven.tsv", "uneven.tsv, line 2: 1 endings; expected 2, as in the first row"),
+        ("fine_tune_swag", "--batch-sizes 16", "--batch-sizes 16: there are 8 training examples"),
+        ("extract_features", "--layers 3", "layer 3 is not there, expected 0 (the embeddings) to 2, or -2 to -1"),
+        ("extract_features", "--output v.txt", "--output v.txt: expected a file that ends in .jsonl, .npz, .tfrecord"),
+        (
+            "extract_features",
+            "--weights 1",
+            "weights is (1.0,) and mix none, expected weights for a weighted_sum alone",
+        ),
+        (
+            "extract_features",
+            "--layers 1 --mix weighted_sum --weights 1 2",
+            "weights has 2 numbers, expected one for",
+        ),
+        ("extract_features", "--input nowhere.txt", "No such file or directory: nowhere.txt"),
+    ],
+)
+def test_what_these_recipes_cannot_do_is_refused(folder, start, monkeypatch, name, change, message):
+    monkeypatch.chdir(folder)
+    files = {
+        "fine_tune_ner": "--train train.conll --dev dev.conll --output not_tuned --batch-sizes 4",
+        "fine_tune_swag": "--train train.csv --dev val.csv --output not_tuned --batch-sizes 4",
+        "extract_features": "--input lines.txt --output not_tuned.npz --layers 1",
+    }
+    refuse(name, f"--model {start} {files[name]} {change}", message)
