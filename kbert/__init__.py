@@ -17,6 +17,7 @@ _MODULES = {
     "BertTagger": "kbert.model.fine_tuning",
     "BertSpanPredictor": "kbert.model.fine_tuning",
     "BertMultipleChoice": "kbert.model.fine_tuning",
+    "BertFeatures": "kbert.model.features",
     "save": "kbert.model_directory",
     "load": "kbert.model_directory",
     "export": "kbert.serving.export",

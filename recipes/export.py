@@ -6,7 +6,9 @@ The export is loaded again and asked once before the recipe ends.
 """
 
 import re
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from kbert.command_line import run
 
@@ -21,24 +23,60 @@ EXAMPLES = {
 }
 
 
-def main(model: str, name: str, k: int = 5, output: str = "saved_models", lower_case: bool | None = None) -> None:
+@dataclass(frozen=True)
+class VectorFlags:
+    """Vectors as the answer, whatever the model was trained for.
+
+    Args:
+        unit: vectors of every piece, or of the text: the mean of its pieces, or the pooled [CLS].
+        layers: 1 to L, 0 the embeddings, negative from the end.
+        mix: what becomes of several layers.
+        weights: of a weighted sum, one for each layer.
+    """
+
+    unit: Literal["piece", "mean", "pooled"] | None = None
+    layers: tuple[int, ...] = (-1,)
+    mix: Literal["none", "concatenation", "sum", "weighted_sum"] = "concatenation"
+    weights: tuple[float, ...] | None = None
+
+
+def main(
+    model: str,
+    name: str,
+    k: int | None = None,
+    threshold: float | None = None,
+    output: str = "saved_models",
+    lower_case: bool | None = None,
+    vectors: VectorFlags = VectorFlags(),
+) -> None:
     """Writes a model directory as the next version of a SavedModel that takes raw text.
 
     Args:
         model: a model directory, as pretrain.py or kbert.save writes it, or what else convert_weights.py takes.
         name: the name that clients ask for; the SavedModel is OUTPUT/NAME/<version>.
-        k: how many pieces to answer for each [MASK].
+        k: how many pieces to answer for each [MASK]; by default 5.
+        threshold: of the null odds, over which a passage has no answer; by default the one that fine_tune_squad.py
+            found on dev in version 2.0.
         output: the folder of all served models.
         lower_case: whether the vocabulary is an uncased one, where the model does not say.
+        vectors: vectors as the answer, whatever the model was trained for.
     """
     if not re.fullmatch(r"[\w-][\w.-]*", name):
         raise ValueError(f"--name is {name!r}, expected letters, digits, '_', '-' and '.', no folders")
+    if vectors.unit is None and vectors != VectorFlags():
+        raise ValueError("--vectors says which vectors are the answer; expected --vectors.unit beside it")
     import kbert
     from kbert import report
 
     trained, tokenizer = kbert.load(model, lower_case=lower_case)
+    if vectors.unit is not None:
+        trained = kbert.BertFeatures(trained.bert, **asdict(vectors))
+    options = {name: value for name, value in (("k", k), ("threshold", threshold)) if value is not None}
+    for flag, kind in (("k", "BertPretrainer"), ("threshold", "BertSpanPredictor")):
+        if flag in options and type(trained).__name__ != kind:
+            raise ValueError(f"--{flag} {options[flag]}: expected a {kind}, {model} is a {type(trained).__name__}")
     with report.CONSOLE.status("Writing the SavedModel"):
-        path = kbert.export(trained, tokenizer, Path(output) / name, k)
+        path = kbert.export(trained, tokenizer, Path(output) / name, **options)
     signatures, asked, answer = ask(path)
 
     size = sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())

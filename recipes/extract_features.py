@@ -37,21 +37,18 @@ def main(
         sequence_length: tokens per text; longer ones are cut at the back, and counted.
         lower_case: whether the vocabulary is an uncased one, where the model does not say.
     """
-    check_flags(output, mix, weights, layers, unit)
+    check_flags(output, mix, unit)
     # Not at the top, so that --help answers at once.
     import kbert
     from kbert import report
-    from kbert.model.features import layer_numbers
     from kbert.tasks import vectors
 
     trained, tokenizer = kbert.load(model, lower_case=lower_case)
     limit = trained.config.max_position_embeddings
     if not 8 <= sequence_length <= limit:
         raise ValueError(f"--sequence-length {sequence_length}: expected 8 to {limit}, the model's positions")
-    if unit == "pooled" and not trained.config.pooler:
-        raise ValueError(f"--unit pooled: {model} has no pooler; expected mean, or another model")
-    numbers = layer_numbers(layers, trained.config.num_hidden_layers)
-    call = new_call(trained.bert, numbers, mix, weights, unit)
+    per_token = "piece" if unit == "word" else unit  # a word's vector is its first piece's
+    call = graph(kbert.BertFeatures(trained.bert, layers, mix, weights, per_token))
     size, seen = max(os.path.getsize(input), 1), 0
     of_unit = unit if unit in ("piece", "word") else "text"
     with report.progress("Extracting") as progress:
@@ -68,43 +65,20 @@ def main(
     report.table(output, counts | {"bytes": os.path.getsize(output)})
 
 
-def check_flags(output: str, mix: str, weights, layers, unit: str) -> None:
+def check_flags(output: str, mix: str, unit: str) -> None:
     """Raises ValueError for flags that do not go together."""
     if Path(output).suffix.lower() not in ENDINGS:
         raise ValueError(f"--output {output}: expected a file that ends in {', '.join(ENDINGS)}")
-    if (weights is not None) != (mix == "weighted_sum"):
-        raise ValueError(f"--weights {weights} with --mix {mix}: expected weights with a weighted_sum, and only there")
-    if weights is not None and len(weights) != len(layers):
-        raise ValueError(f"--weights has {len(weights)} numbers, expected one for each of {len(layers)} layers")
     if unit == "pooled" and mix != "none":
         raise ValueError(f"--mix {mix}: the pooled vector is one already; expected none")
 
 
-def new_call(bert, numbers: list[int], mix: str, weights, unit: str):
-    """A graph: features [n, S] -> vectors [n, S, layers, H] or [n, S, width], or without S for a text."""
+def graph(model):
+    """A model as a graph for batches of any shape."""
     import tensorflow as tf
 
-    names = ("input_ids", "input_mask", "segment_ids")
-
-    @tf.function(input_signature=[dict.fromkeys(names, tf.TensorSpec([None, None], tf.int32))], autograph=False)
-    def call(features):
-        outputs = bert(features, training=False, output_all_layers=True)
-        if unit == "pooled":
-            return outputs["pooled_output"]
-        chosen = [outputs["all_layer_outputs"][number] for number in numbers]
-        if mix == "none":
-            mixed = tf.stack(chosen, axis=2)
-        elif mix == "concatenation":
-            mixed = tf.concat(chosen, axis=-1)
-        else:
-            mixed = tf.add_n([share * one for share, one in zip(weights or [1.0] * len(chosen), chosen, strict=True)])
-        if unit != "mean":
-            return mixed
-        mask = tf.cast(features["input_mask"], mixed.dtype)
-        mask = tf.reshape(mask, [*tf.unstack(tf.shape(mask)), *[1] * (mixed.shape.rank - 2)])
-        return tf.reduce_sum(mixed * mask, axis=1) / tf.reduce_sum(mask, axis=1)
-
-    return call
+    features = dict.fromkeys(("input_ids", "input_mask", "segment_ids"), tf.TensorSpec([None, None], tf.int32))
+    return tf.function(model, input_signature=[features], autograph=False)
 
 
 if __name__ == "__main__":

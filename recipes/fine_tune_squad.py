@@ -134,6 +134,7 @@ def main(
 
     # Build, compile, fit and evaluate each run; the best on dev is saved as it is found.
     def save(best):
+        best.answering = {"longest": answers.longest, "threshold": judge.used.threshold, **rule._asdict()}
         kbert.save(best, tokenizer, output)
         judge.write(Path(output))
 

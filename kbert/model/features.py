@@ -10,6 +10,7 @@ from kbert.model.bert import Bert
 from kbert.model.fine_tuning import BertTagger, OneOutputLayer
 
 MIXES = ("concatenation", "sum", "weighted_sum")
+UNITS = ("piece", "mean", "pooled")
 
 
 def layer_numbers(layers: Sequence[int], count: int) -> list[int]:
@@ -23,6 +24,71 @@ def layer_numbers(layers: Sequence[int], count: int) -> list[int]:
         if not -count <= layer <= count:
             raise ValueError(f"layer {layer} is not there, expected 0 (the embeddings) to {count}, or -{count} to -1")
     return [layer if layer >= 0 else count + 1 + layer for layer in layers]
+
+
+@keras.saving.register_keras_serializable(package="kbert")
+class BertFeatures(keras.Model):
+    """The vectors of a Bert as they are, of pieces or of whole texts (section 5.3, Table 7).
+
+    Called with Bert's features; returns float32 [B, S, width] for `unit` piece, [B, width] for the mean over a text's
+    pieces and for the pooled [CLS], for which layers do not matter; [..., layers, H] where `mix` is none. `weights` are
+    those of a weighted sum, one for each layer. Raises ValueError for what the Bert does not have or does not go
+    together.
+    """
+
+    def __init__(
+        self,
+        bert: Bert,
+        layers: Sequence[int] = (-1,),
+        mix: str = "concatenation",
+        weights: Sequence[float] | None = None,
+        unit: str = "mean",
+        name: str = "bert_features",
+        **options,
+    ):
+        super().__init__(name=name, **options)
+        if unit not in UNITS:
+            raise ValueError(f"unit is {unit!r}, expected one of {', '.join(UNITS)}")
+        if mix not in ("none", *MIXES):
+            raise ValueError(f"mix is {mix!r}, expected one of none, {', '.join(MIXES)}")
+        if (weights is not None) != (mix == "weighted_sum"):
+            raise ValueError(f"weights is {weights} and mix {mix}, expected weights for a weighted_sum alone")
+        if weights is not None and len(weights) != len(layers):
+            raise ValueError(f"weights has {len(weights)} numbers, expected one for each of {len(layers)} layers")
+        if unit == "pooled" and not bert.config.pooler:
+            raise ValueError("unit is pooled and the Bert has no pooler, expected mean, or another Bert")
+        self.numbers = layer_numbers(layers, bert.config.num_hidden_layers)
+        self.bert, self.mix, self.unit = bert, mix, unit
+        self.shares = list(weights or [1.0] * len(layers))
+        self.arguments = {"layers": list(layers), "mix": mix, "weights": weights and list(weights), "unit": unit}
+        self.loss_names = ()
+        self.built = True
+
+    @property
+    def config(self) -> BertConfig:
+        return self.bert.config
+
+    def call(self, features, training=False):
+        if self.unit == "pooled":
+            return ops.cast(self.bert(features, pooled_only=True)["pooled_output"], "float32")
+        outputs = self.bert(features, output_all_layers=True)["all_layer_outputs"]
+        chosen = [ops.cast(outputs[number], "float32") for number in self.numbers]  # of [B, S, H]
+        if self.unit == "mean":
+            share = ops.cast(features["input_mask"], "float32")
+            share = (share / ops.sum(share, axis=1, keepdims=True))[:, :, None]
+            chosen = [ops.sum(share * one, axis=1) for one in chosen]  # of [B, H]
+        if self.mix == "none":
+            return ops.stack(chosen, axis=-2)
+        if self.mix == "concatenation":
+            return ops.concatenate(chosen, axis=-1)
+        return sum(share * one for share, one in zip(self.shares, chosen, strict=True))
+
+    def get_config(self):
+        return {**super().get_config(), "bert": keras.saving.serialize_keras_object(self.bert), **self.arguments}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**{**config, "bert": keras.saving.deserialize_keras_object(config["bert"])})
 
 
 @keras.saving.register_keras_serializable(package="kbert")

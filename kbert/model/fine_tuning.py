@@ -171,14 +171,31 @@ class BertSpanPredictor(OneOutputLayer):
     """P_i = softmax_i(S . T_i) for the start of an answer, and the same for its end (section 4.2).
 
     `start_logits`, `end_logits` [B, S]. Its loss, the mean of both, also needs `start_positions`, `end_positions` [B].
-    No dropout by default, as in run_squad.py.
+    No dropout by default, as in run_squad.py. `answering`: what FindAnswer is to be made with, kept beside the weights.
     """
 
     reads = "sequence_output"
     counted = "start_positions"
 
-    def __init__(self, bert: Bert, dropout: float | None = 0.0, name: str = "bert_span_predictor", **options):
+    def __init__(
+        self,
+        bert: Bert,
+        dropout: float | None = 0.0,
+        answering: dict | None = None,
+        name: str = "bert_span_predictor",
+        **options,
+    ):
         super().__init__(bert, 2, ("start_accuracy", "end_accuracy"), dropout, name=name, **options)
+        if answering:
+            self.answering = answering
+
+    @property
+    def answering(self) -> dict:
+        return self.arguments.get("answering", {})
+
+    @answering.setter
+    def answering(self, answering: dict) -> None:
+        self.arguments |= {"answering": dict(answering)}
 
     def scores(self, logits):
         return {"start_logits": logits[..., 0], "end_logits": logits[..., 1]}

@@ -9,18 +9,19 @@ import keras
 import tensorflow as tf
 
 from kbert.serving.passages import ChooseEnding, FindAnswer, TagWords
-from kbert.serving.questions import Classify, FillBlanks, NextSentence, Regress
+from kbert.serving.questions import Classify, Embed, FillBlanks, NextSentence, Regress
 
 
-def export(model: keras.Model, tokenizer, directory: str | os.PathLike, k: int = 5) -> str:
+def export(model: keras.Model, tokenizer, directory: str | os.PathLike, **options) -> str:
     """Writes the next version of a SavedModel, `directory`/<number>, whole or not at all, and returns its path.
 
-    A BertPretrainer answers `serving_default` (FillBlanks), `ids` and `next_sentence`; a BertClassifier or a
-    BertRegressor `serving_default`, `pairs` and `ids`. Raises ValueError for any other model.
+    What it answers is what the model's head is for (questions.py, passages.py); `options` are those of the class that
+    answers: `k` of FillBlanks, `threshold` and more of FindAnswer. Raises ValueError for a model without a head;
+    BertFeatures(model.bert) is one for its vectors.
     """
     directory = Path(directory)
     functions = {}
-    for question in questions(model, tokenizer, k):
+    for question in questions(model, tokenizer, **options):
         functions |= {name: f.get_concrete_function() for name, f in question.signatures().items()}
     root = tf.Module()
     # The weights the graphs read and no more: no optimizer, no metrics, no dropout state.
@@ -43,20 +44,24 @@ def next_version(directory: str | os.PathLike) -> int:
     return 1 + max((int(entry.name) for entry in Path(directory).iterdir() if entry.name.isdecimal()), default=0)
 
 
-def questions(model, tokenizer, k: int) -> list:
+def questions(model, tokenizer, **options) -> list:
     """What a model can be asked; raises ValueError for one that knows nothing of the kind."""
+    given = {"model": model, "tokenizer": tokenizer, **options}
     match type(model).__name__:
         case "BertPretrainer" if "masked_lm_loss" in model.loss_names:
             pairs = [NextSentence(model, tokenizer)] if "next_sentence_loss" in model.loss_names else []
-            return [FillBlanks(model, tokenizer, k), *pairs]
+            return [FillBlanks(**given), *pairs]
         case "BertClassifier":
-            return [Classify(model, tokenizer, getattr(model, "labels", None))]
+            return [Classify(**given, labels=getattr(model, "labels", None))]
         case "BertRegressor":
-            return [Regress(model, tokenizer)]
+            return [Regress(**given)]
         case "BertSpanPredictor":
-            return [FindAnswer(model, tokenizer)]
+            return [FindAnswer(**given)]
         case "BertTagger" | "BertLSTMTagger":
-            return [TagWords(model, tokenizer, getattr(model, "labels", None))]
+            return [TagWords(**given, labels=getattr(model, "labels", None))]
         case "BertMultipleChoice":
-            return [ChooseEnding(model, tokenizer)]
-    raise ValueError(f"model is a {type(model).__name__} without a head that is asked, expected one of kbert's")
+            return [ChooseEnding(**given)]
+        case "BertFeatures":
+            return [Embed(**given)]
+    kind = type(model).__name__
+    raise ValueError(f"model is a {kind} without a head that is asked, expected one of kbert's, or a BertFeatures")

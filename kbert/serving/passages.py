@@ -17,13 +17,16 @@ class FindAnswer:
 
     `answer`, as it stands in the passage, its first and last + 1 character `start` and `end`, the sum of its logits
     `score`, and `no_answer_probability`, that of no answer against this one. Over `threshold`, of the null odds (score
-    of none minus score of the best), the answer is "", with -1 and -1; None always answers.
+    of none minus score of the best), the answer is "", with -1 and -1; None always answers. What is not given is as the
+    model's `answering` has it: `longest` (tokens of an answer), `threshold`, and the fields of a WindowRule.
     """
 
-    def __init__(self, model: keras.Model, tokenizer, rule: WindowRule | None = None, longest=30, threshold=None):
+    def __init__(self, model: keras.Model, tokenizer, **given):
         check(model, tokenizer, "loss")
         limit = model.config.max_position_embeddings
-        rule = rule or WindowRule()
+        given = {"longest": 30, "threshold": None, **WindowRule()._asdict(), **model.answering, **given}
+        longest, threshold = given.pop("longest"), given.pop("threshold")
+        rule = WindowRule(**given)
         self.rule = rule._replace(
             sequence_length=min(rule.sequence_length, limit),
             stride=min(rule.stride, max(limit // 4, 1)),

@@ -1,4 +1,4 @@
-"""What a trained model can be asked, as graphs on raw text: blanks, next sentences, classes and numbers.
+"""What a trained model can be asked, as graphs on raw text: blanks, next sentences, classes, numbers and vectors.
 
 A question is one object with one graph: called in Python it answers, and export writes that same graph, tokenizer
 included, so a served answer equals the in-process one. Passages, words and endings are in passages.py.
@@ -100,10 +100,10 @@ class NextSentence:
 
 
 class OfText:
-    """A question about a text or a pair of texts [B], whose `_answer` a subclass takes from the logits."""
+    """A question about a text or a pair of texts [B], whose `_answer` a subclass takes from the features."""
 
-    def __init__(self, model: keras.Model, tokenizer):
-        check(model, tokenizer, "loss")
+    def __init__(self, model: keras.Model, tokenizer, loss: str | None = "loss"):
+        check(model, tokenizer, loss)
         self.model, self.tokenizer = model, tokenizer
         self.from_text = graph(self._from_text, TEXT)
         self.from_pairs = graph(self._from_pairs, TEXT, TEXT)
@@ -123,8 +123,7 @@ class OfText:
         return self._from_ids(**packed(self, self.tokenizer(text_a), self.tokenizer(text_b)))
 
     def _from_ids(self, input_ids, input_mask, segment_ids):
-        features = {"input_ids": input_ids, "input_mask": input_mask, "segment_ids": segment_ids}
-        return self._answer(self.model(features, training=False)["logits"])
+        return self._answer({"input_ids": input_ids, "input_mask": input_mask, "segment_ids": segment_ids})
 
 
 class Classify(OfText):
@@ -140,7 +139,8 @@ class Classify(OfText):
         if len(self.labels) != model.num_labels:
             raise ValueError(f"labels has {len(self.labels)} names, expected the model's {model.num_labels}")
 
-    def _answer(self, logits):
+    def _answer(self, features):
+        logits = self.model(features, training=False)["logits"]
         label = tf.gather(tf.constant(self.labels), tf.argmax(logits, axis=-1))
         probabilities = tf.sigmoid(logits) if self.model.multi_label else tf.nn.softmax(logits)
         return {"probabilities": probabilities, "label": label}
@@ -149,18 +149,35 @@ class Classify(OfText):
 class Regress(OfText):
     """The number that a BertRegressor gives a text or a pair of texts: [B] -> `value` float32 [B]."""
 
-    def _answer(self, logits):
-        return {"value": logits}
+    def _answer(self, features):
+        return {"value": self.model(features, training=False)["logits"]}
+
+
+class Embed(OfText):
+    """What a BertFeatures gives a text or a pair of texts: [B] -> `vectors` float32 [B, width] or as it has them.
+
+    Beside the vectors of pieces, [B, S, width], are `pieces` string [B, S], "" after the end.
+    """
+
+    def __init__(self, model: keras.Model, tokenizer):
+        super().__init__(model, tokenizer, loss=None)
+
+    def _answer(self, features):
+        answer = {"vectors": self.model(features)}
+        if self.model.unit != "piece":
+            return answer
+        pieces = tf.gather(tf.constant(self.tokenizer.vocabulary), features["input_ids"])
+        return answer | {"pieces": tf.where(features["input_mask"] > 0, pieces, "")}
 
 
 def graph(function, *inputs: tf.TensorSpec):
     return tf.function(function, input_signature=inputs, autograph=False)
 
 
-def check(model, tokenizer, loss: str) -> None:
+def check(model, tokenizer, loss: str | None) -> None:
     if keras.backend.backend() != "tensorflow":
         raise ValueError(f"Keras's backend is {keras.backend.backend()}: SavedModels are made on tensorflow")
-    if loss not in model.loss_names:
+    if loss is not None and loss not in model.loss_names:
         raise ValueError(f"the model's losses are {', '.join(model.loss_names)}: it was not trained for {loss}")
     if tokenizer.vocab_size != model.config.vocab_size:
         raise ValueError(f"the vocabulary has {tokenizer.vocab_size} pieces, the model {model.config.vocab_size}")

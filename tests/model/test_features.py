@@ -1,12 +1,14 @@
 """Layers have the numbers that the paper's table gives them, and a BiLSTM reads them mixed, its Bert frozen or not."""
 
+from dataclasses import replace
+
 import keras
 import numpy as np
 import pytest
 from keras import ops
 
 from kbert.model.bert import Bert
-from kbert.model.features import BertLSTMTagger, LayerMix, layer_numbers
+from kbert.model.features import BertFeatures, BertLSTMTagger, LayerMix, layer_numbers
 
 
 def test_layers_count_from_the_embeddings_or_from_the_end():
@@ -37,6 +39,48 @@ def test_mixes_are_what_they_are_called(config):
     np.testing.assert_allclose(ops.convert_to_numpy(layer(outputs)), 2 * (1 + 10 + 200) / 4, rtol=1e-6)
     with pytest.raises(ValueError, match="mix is 'mean', expected one of concatenation"):
         LayerMix(config, [1], "mean")
+
+
+def test_vectors_are_those_of_the_layers_mixed_and_meant_without_padding(config, features):
+    bert = Bert(config)
+    inputs = {name: features[name] for name in ("input_ids", "input_mask", "segment_ids")}
+    outputs = bert(inputs, output_all_layers=True)
+    layers = [ops.convert_to_numpy(one) for one in outputs["all_layer_outputs"]]
+
+    def vectors(**rule):
+        model = BertFeatures(bert, **rule)
+        found = ops.convert_to_numpy(BertFeatures.from_config(model.get_config())(inputs))
+        np.testing.assert_allclose(ops.convert_to_numpy(model(inputs)).shape, found.shape)
+        return ops.convert_to_numpy(model(inputs))
+
+    np.testing.assert_allclose(vectors(unit="piece"), layers[-1], atol=1e-6)
+    apart = vectors(unit="piece", layers=[0, -1], mix="none")
+    np.testing.assert_allclose(apart, np.stack([layers[0], layers[-1]], axis=2), atol=1e-6)
+    two = vectors(unit="piece", layers=[1, 0], mix="concatenation")
+    np.testing.assert_allclose(two, np.concatenate([layers[1], layers[0]], axis=-1), atol=1e-6)
+    mixed = vectors(unit="piece", layers=[0, 1], mix="weighted_sum", weights=[3.0, -1.0])
+    np.testing.assert_allclose(mixed, 3 * layers[0] - layers[1], atol=1e-5)
+    texts = [one[mask > 0].mean(axis=0) for one, mask in zip(layers[-1], features["input_mask"], strict=True)]
+    np.testing.assert_allclose(vectors(), texts, atol=1e-6)
+    np.testing.assert_allclose(vectors(layers=[-1, -1], mix="sum"), 2 * np.array(texts), atol=1e-5)
+    np.testing.assert_allclose(vectors(unit="pooled"), ops.convert_to_numpy(outputs["pooled_output"]), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ({"unit": "text"}, "unit is 'text', expected one of piece, mean, pooled"),
+        ({"mix": "mean"}, "mix is 'mean', expected one of none, concatenation"),
+        ({"weights": [1.0]}, "mix concatenation, expected weights for a weighted_sum alone"),
+        ({"mix": "weighted_sum"}, "weights is None and mix weighted_sum"),
+        ({"mix": "weighted_sum", "weights": [1.0, 2.0]}, "weights has 2 numbers, expected one for each of 1 layers"),
+        ({"layers": [9]}, "layer 9 is not there"),
+        ({"unit": "pooled"}, "the Bert has no pooler, expected mean"),
+    ],
+)
+def test_vectors_that_cannot_be_are_refused(config, rule, message):
+    with pytest.raises(ValueError, match=message):
+        BertFeatures(Bert(replace(config, pooler=False)), **rule)
 
 
 @pytest.fixture

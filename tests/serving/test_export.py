@@ -1,24 +1,24 @@
 """What a SavedModel answers: the same as in Python, in a process that knows nothing of kbert."""
 
-import importlib.util
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from stranger import module_of
 from tensorflow.core.protobuf import saved_model_pb2
 
 from kbert.config import BertConfig
 from kbert.model.bert import Bert
+from kbert.model.features import BertFeatures
 from kbert.model.fine_tuning import BertClassifier, BertRegressor
 from kbert.model.pretraining import BertPretrainer
 from kbert.model_directory import save
 from kbert.serving.export import export, next_version
-from kbert.serving.questions import Classify, FillBlanks, NextSentence, Regress
+from kbert.serving.questions import Classify, Embed, FillBlanks, NextSentence, Regress
 from kbert.text.packing import pack, special_ids
 from kbert.text.wordpiece import WordPiece
 
@@ -284,18 +284,35 @@ def test_a_regressor_answers_with_its_number_for_a_text_or_a_pair(regressor, tok
         np.testing.assert_allclose(answer["value"], regressor(features_of(tokenizer, *ids))["logits"], atol=1e-5)
 
 
+def test_vectors_of_texts_are_those_of_the_bert_alone_and_of_pieces_have_their_names(regressor, tokenizer, tmp_path):
+    bert, a, b = regressor.bert, VOCABULARY.index("a"), VOCABULARY.index("b")
+    export(BertFeatures(bert), tokenizer, tmp_path / "vectors")
+    loaded = tf.saved_model.load(tmp_path / "vectors" / "1").signatures
+    assert set(loaded) == {"serving_default", "pairs", "ids"}
+    served = loaded["serving_default"](text=tf.constant(["a", "b b a"]))["vectors"]
+    for vector, ids in zip(served, ([a], [b, b, a]), strict=True):
+        expected = bert(features_of(tokenizer, ids))["sequence_output"][0, : len(ids) + 2]
+        np.testing.assert_allclose(vector, np.mean(expected, axis=0), atol=1e-5)
+    answer = Embed(BertFeatures(bert, [0, -1], mix="none", unit="piece"), tokenizer)(["a", "b b a"], ["b", "q"])
+    assert answer["vectors"].shape == (2, 8, 2, 32)
+    assert answer["pieces"].numpy()[0].tolist() == [b"[CLS]", b"a", b"[SEP]", b"b", b"[SEP]", b"", b"", b""]
+
+
 def test_the_recipe_exports_a_model_directory_and_shows_what_it_answers(model, tokenizer, tmp_path, capsys):
     save(model, tokenizer, tmp_path / "model")
-    path = Path(__file__).parents[2] / "recipes" / "export.py"
-    specification = importlib.util.spec_from_file_location("recipe", path)
-    recipe = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(recipe)
+    recipe = module_of("export")
     recipe.main(str(tmp_path / "model"), "mine", k=2, output=str(tmp_path / "served"))
     assert (tmp_path / "served" / "mine" / "1" / "saved_model.pb").exists()
     printed = capsys.readouterr().out
     assert all(word in printed for word in ("serving_default", "next_sentence", "[MASK] 2", "tf.saved_model.load("))
     with pytest.raises(ValueError, match="--name is 'a/b', expected letters"):
         recipe.main(str(tmp_path / "model"), "a/b")
+    recipe.main(str(tmp_path / "model"), "mine", vectors=recipe.VectorFlags("mean"), output=str(tmp_path / "served"))
+    assert "vectors float32" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="--threshold 1.0: expected a BertSpanPredictor, .* is a BertPretrainer"):
+        recipe.main(str(tmp_path / "model"), "mine", threshold=1.0)
+    with pytest.raises(ValueError, match="expected --vectors.unit beside it"):
+        recipe.main(str(tmp_path / "model"), "mine", vectors=recipe.VectorFlags(layers=(1,)))
 
 
 def test_versions_count_up_and_other_names_do_not_matter(tmp_path):

@@ -1,12 +1,10 @@
 """Answers, tags and choices of a graph on raw text are those that the parts it is made of give in Python."""
 
-import importlib.util
-from pathlib import Path
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from stranger import module_of
 
 from kbert.config import BertConfig
 from kbert.model.bert import Bert
@@ -53,7 +51,7 @@ def test_an_answer_is_that_of_all_windows_with_its_place(tokenizer):
     assert len(encoded.lengths) > 60
     expected = squad_answers.AnswerRule(n_best=1, longest=6, no_answer=True)
     found = squad_answers.join(questions, encoded, squad_answers.best_spans(model, encoded, rule, expected), expected)
-    ask = FindAnswer(model, tokenizer, rule, longest=6)
+    ask = FindAnswer(model, tokenizer, longest=6, **rule._asdict())
     answer = {k: v.numpy() for k, v in ask([q.text for q in questions], [q.passage for q in questions]).items()}
     for number, question in enumerate(questions):
         best = next((one for one in found.n_best[question.id] if one.text), None)
@@ -75,6 +73,10 @@ def test_over_the_threshold_and_in_an_empty_passage_there_is_no_answer(tokenizer
     assert never["answer"].numpy().tolist() == [b"", b""] and never["start"].numpy().tolist() == [-1, -1]
     assert always["no_answer_probability"].numpy()[1] == 1 and always["end"].numpy()[1] == -1
     assert FindAnswer(model, tokenizer)([], [])["answer"].shape == (0,)
+    model.answering = {"threshold": -1e9, "longest": 1, "stride": 8}
+    assert FindAnswer(model, tokenizer)(*asked)["start"].numpy().tolist() == [-1, -1], "as the model has it"
+    again = BertSpanPredictor.from_config(model.get_config())
+    assert FindAnswer(again, tokenizer).rule.stride == 8 and FindAnswer(again, tokenizer, threshold=1.0).threshold == 1
 
 
 def test_words_are_tagged_in_windows_and_make_entities(tokenizer):
@@ -136,10 +138,7 @@ def test_the_choice_is_the_models(tokenizer):
 
 @pytest.mark.parametrize("head", [BertSpanPredictor, BertTagger, BertMultipleChoice, BertClassifier, BertRegressor])
 def test_the_recipe_shows_what_each_answers(tokenizer, tmp_path, capsys, head):
-    path = Path(__file__).parents[2] / "recipes" / "export.py"
-    specification = importlib.util.spec_from_file_location("recipe", path)
-    recipe = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(recipe)
+    recipe = module_of("export")
     model = new(head, **({"num_labels": 5} if head in (BertTagger, BertClassifier) else {}))
     save(model, tokenizer, tmp_path / "model")
     recipe.main(str(tmp_path / "model"), "mine", output=str(tmp_path / "served"))
