@@ -1,7 +1,7 @@
 """What every recipe shares: flags read from `main`'s signature and docstring, and one line for bad input.
 
-Exit status 0 is success; 2, with one line on standard error, is bad input, a full disk or Ctrl-C; anything else is an
-error of kbert's own and keeps its traceback.
+Exit status 0 is success; 2, with one line on standard error, is bad input or a full disk; 130 and 143, with one line,
+are Ctrl-C and SIGTERM after what was to be saved was; anything else is an error of kbert's own and keeps its traceback.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import functools
 import io
 import logging
 import os
+import signal
 import sys
 import sysconfig
 import tempfile
@@ -34,7 +35,8 @@ def run(main: Callable, tensorflow: bool = True) -> None:
             _import_tensorflow()
         main(**flags)
     except KeyboardInterrupt as interruption:
-        _exit(program, str(interruption) or "interrupted")
+        number = getattr(interruption, "signal", signal.SIGINT)
+        _exit(program, str(interruption) or "interrupted", status=128 + number)
     except Exception as error:
         message = explain(error, Path(main.__code__.co_filename).parent)
         if message is None:
@@ -129,6 +131,6 @@ def _first_section(box: str) -> str:
     return " ".join(words) or box.strip()
 
 
-def _exit(program: str, message: str) -> None:
+def _exit(program: str, message: str, status: int = BAD_INPUT) -> None:
     print(f"{program}: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(BAD_INPUT)
+    sys.exit(status)

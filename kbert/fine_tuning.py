@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from kbert.devices import DeviceRule
+
 
 @dataclass(frozen=True)
 class LayerRule:
@@ -57,13 +59,16 @@ def check_rules(layers: LayerRule, optimizer: OptimizerRule, seed: int) -> None:
         raise ValueError(f"--seed {seed}: expected 0 or more")
 
 
-def check_grid(learning_rates, batch_sizes, epochs, restarts: int, examples: int) -> None:
+def check_grid(learning_rates, batch_sizes, epochs, restarts: int, examples: int, replicas) -> None:
     """Raises ValueError for numbers that no run can be made of."""
     for name, values in (("learning-rates", learning_rates), ("batch-sizes", batch_sizes), ("epochs", epochs)):
         if not values or min(values) <= 0 or len(set(values)) < len(values):
             raise ValueError(f"--{name} {' '.join(map(str, values))}: expected different numbers above 0")
     if restarts < 1:
         raise ValueError(f"--restarts {restarts}: expected at least 1")
+    for size in batch_sizes:
+        if size % replicas.num_replicas_in_sync:
+            raise ValueError(f"--batch-sizes {size}: {replicas.num_replicas_in_sync} replicas cannot share it equally")
     if max(batch_sizes) > examples:
         raise ValueError(f"--batch-sizes {max(batch_sizes)}: there are {examples} training examples")
 
@@ -75,13 +80,15 @@ def check_length(sequence_length: int, start) -> None:
         raise ValueError(f"--sequence-length {sequence_length}: expected 8 to {limit}, the model's positions")
 
 
-def settings_of(layers: LayerRule, optimizer: OptimizerRule) -> dict:
-    """The rules as a run's settings."""
+def settings_of(layers: LayerRule, optimizer: OptimizerRule, devices: DeviceRule) -> dict:
+    """The rules as a run's settings: of devices what changes more than last bits."""
     rules = {"layers": layers, "optimizer": optimizer}
-    return {f"{group}.{name}": value for group, rule in rules.items() for name, value in asdict(rule).items()}
+    return {"precision": devices.precision} | {
+        f"{group}.{name}": value for group, rule in rules.items() for name, value in asdict(rule).items()
+    }
 
 
-def model_maker(start, head: Callable, layers: LayerRule) -> Callable:
+def model_maker(start, head: Callable, layers: LayerRule, devices: DeviceRule) -> Callable:
     """A function that makes the model of a run: head(Bert, dropout=...) with the start's weights.
 
     A head that reads the pooled output gets a new pooler where the start has none, and that is printed. Raises
@@ -107,13 +114,14 @@ def model_maker(start, head: Callable, layers: LayerRule) -> Callable:
         take_over(model, encoder)
         reinitialize(model.bert, layers.reinitialized)
         freeze(model.bert, layers.frozen)
+        model.bert.recompute = devices.recompute
         return model
 
     return new_model
 
 
 def new_search(output: str, encoded, layers: LayerRule, optimizer: OptimizerRule, **given):
-    """A Search on encoded training examples; given: its settings, new_model, score, save, best_by and seed."""
+    """A Search on encoded training examples; given: settings, new_model, score, save, best_by, seed and strategy."""
     from kbert.tasks.batches import COMPILED_MULTIPLE, MULTIPLE, training_batches
     from kbert.training.search import Search
 
@@ -132,7 +140,8 @@ def search_all(search, learning_rates, batch_sizes, epochs, restarts: int) -> di
     from kbert.training.search import Trial, summary
 
     grid = itertools.product(learning_rates, batch_sizes, epochs, range(restarts))
-    results = search.results([Trial(*values) for values in grid])
+    trials = [Trial(*values) for values in grid]
+    results = search.results(trials, show=lambda line: report.CONSOLE.print(line, highlight=False, soft_wrap=True))
     columns = ("", "mean", "standard deviation", "best", "runs")
     report.table(f"{search.best_by} of each setting", summary(results, search.best_by), columns)
     return search.best()

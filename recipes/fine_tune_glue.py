@@ -8,11 +8,14 @@ accuracy 78.4.
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from kbert.command_line import run as start
+from kbert.devices import DeviceRule, Strategy
+from kbert.devices import start as start_devices
 from kbert.fine_tuning import (
     LayerRule,
     OptimizerRule,
@@ -66,11 +69,13 @@ def main(
     epochs: tuple[int, ...] = (3,),
     restarts: int = 1,
     sequence_length: int = 128,
+    strategy: Strategy = "one",
     seed: int = 1,
     reading: ReadingRule = ReadingRule(),
     loss: LossRule = LossRule(),
     layers: LayerRule = LayerRule(),
     optimizer: OptimizerRule = OptimizerRule(),
+    devices: DeviceRule = DeviceRule(),
 ) -> None:
     """Fine-tunes a BERT on texts or pairs of texts: one run for each rate, batch size, number of epochs and restart.
 
@@ -93,15 +98,16 @@ def main(
         epochs: numbers of passes to try.
         restarts: runs of each setting, which differ in data order, output layer and dropout.
         sequence_length: tokens per text or pair; longer ones are cut at the back, and counted.
+        strategy: one device; all GPUs of this machine, or parts of its CPU; those of several processes; a TPU.
         seed: of the first restart.
         reading: how files and vocabulary are read.
         loss: what the loss counts.
         layers: which layers learn, and how much.
         optimizer: how the weights move.
+        devices: on what the runs train.
     """
     own = {"train": train, "dev": dev, "test": test, "text-a": text_a, "text-b": text_b, "label": label}
     problem = read_problem(task, data, own | {"reading.kind": reading.kind})
-    check_grid(learning_rates, batch_sizes, epochs, restarts, len(problem.train))
     check_rules(layers, optimizer, seed)
     if loss.class_weights != "equal" and problem.kind != "class":
         raise ValueError(f"--loss.class-weights {loss.class_weights}: expected classes, not {problem.kind}")
@@ -110,19 +116,24 @@ def main(
     from kbert import report
     from kbert.tasks.batches import logits_of
     from kbert.training.checkpointing import check_settings
+    from kbert.training.distribution import agree, chief_first, is_chief
     from kbert.weights.by_name import digest
 
     # Read: everything that can be refused is looked at before long work begins.
+    replicas = start_devices(strategy, devices, os.environ.get("TF_CONFIG"))
+    check_grid(learning_rates, batch_sizes, epochs, restarts, len(problem.train), replicas)
     first, tokenizer = kbert.load(model, lower_case=reading.lower_case)
     check_length(sequence_length, first)
-    new_model = model_maker(first, head_of(problem, loss), layers)
+    new_model = model_maker(first, head_of(problem, loss), layers, devices)
     new_model()  # refuses what the layers and the dropout cannot be
     encoded = encode_all(problem, tokenizer, sequence_length)
     settings = {"start": digest(first), "vocabulary": tokenizer.digest, "examples": digest_of(problem.labelled)}
     settings |= {"labels": problem.labels, "metrics": problem.metrics, "kind": problem.kind}
     settings |= {"sequence_length": sequence_length, "seed": seed, "class_weights": loss.class_weights}
-    settings |= settings_of(layers, optimizer)
-    check_settings(output, settings)
+    settings |= settings_of(layers, optimizer, devices)
+    agree(replicas, settings)
+    with chief_first(replicas):
+        check_settings(output, settings)
     report.table("Fine-tuning", facts_of(problem, encoded))
 
     # Build, compile, fit and evaluate each run; the best on dev is saved as it is found.
@@ -131,10 +142,13 @@ def main(
         return {f"{name}_{metric}": value for name, of in found.items() for metric, value in of.items()}
 
     what = {"settings": settings, "new_model": new_model, "score": score, "seed": seed}
+    what["strategy"] = replicas
     what["save"] = lambda best: kbert.save(best, tokenizer, output)
     best_by = f"{next(iter(problem.dev))}_{problem.metrics[0]}"
     search = new_search(output, encoded["train"], layers, optimizer, best_by=best_by, **what)
     best = search_all(search, learning_rates, batch_sizes, epochs, restarts)
+    if not is_chief(replicas):
+        return
 
     # Predict and tell.
     predict(problem, task, encoded, best, Path(output))

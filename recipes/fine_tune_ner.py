@@ -3,11 +3,14 @@
 python recipes/fine_tune_ner.py --model runs/books --train train.conll --dev dev.conll --output runs/entities
 """
 
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from kbert.command_line import run as start
+from kbert.devices import DeviceRule, Strategy
+from kbert.devices import start as start_devices
 from kbert.fine_tuning import (
     LayerRule,
     OptimizerRule,
@@ -71,11 +74,13 @@ def main(
     epochs: tuple[int, ...] = (3,),
     restarts: int = 1,
     sequence_length: int = 128,
+    strategy: Strategy = "one",
     seed: int = 1,
     reading: ReadingRule = ReadingRule(),
     features: FeatureRule = FeatureRule(),
     layers: LayerRule = LayerRule(),
     optimizer: OptimizerRule = OptimizerRule(),
+    devices: DeviceRule = DeviceRule(),
 ) -> None:
     """Fine-tunes a BERT to tag words: one run for each rate, batch size, number of epochs and restart.
 
@@ -96,39 +101,45 @@ def main(
         epochs: numbers of passes to try.
         restarts: runs of each setting, which differ in data order, output layer and dropout.
         sequence_length: tokens per window; longer sentences are tagged in parts, no word is lost.
+        strategy: one device; all GPUs of this machine, or parts of its CPU; those of several processes; a TPU.
         seed: of the first restart.
         reading: how files and vocabulary are read.
         features: what a BiLSTM reads.
         layers: which layers learn, and how much.
         optimizer: how the weights move.
+        devices: on what the runs train.
     """
     # Not at the top, so that --help answers at once.
     import kbert
     from kbert import report
     from kbert.tasks import ner
     from kbert.training.checkpointing import check_settings
+    from kbert.training.distribution import agree, chief_first, is_chief
     from kbert.weights.by_name import digest
 
     # Read: everything that can be refused is looked at before long work begins.
+    replicas = start_devices(strategy, devices, os.environ.get("TF_CONFIG"))
     columns = ner.Columns(reading.separator, reading.word, reading.tag)
     sets = {
         name: ner.read(path, scheme, columns) for name, path in (("train", train), ("dev", dev), ("test", test)) if path
     }
     labels = ner.tag_names(sets["train"])
-    check_grid(learning_rates, batch_sizes, epochs, restarts, len(sets["train"]))
+    check_grid(learning_rates, batch_sizes, epochs, restarts, len(sets["train"]), replicas)
     check_rules(layers, optimizer, seed)
     if head == "linear" and features != FeatureRule():
         raise ValueError("--features is what a BiLSTM reads; expected --head bilstm beside it")
     first, tokenizer = kbert.load(model, lower_case=reading.lower_case)
     check_length(sequence_length, first)
-    new_model = model_maker(first, head_of(labels, features if head == "bilstm" else None), layers)
+    new_model = model_maker(first, head_of(labels, features if head == "bilstm" else None), layers, devices)
     new_model()  # refuses what the layers and the dropout cannot be
     encoded = {name: ner.encode(of, tokenizer, labels, sequence_length, context) for name, of in sets.items()}
     settings = {"start": digest(first), "vocabulary": tokenizer.digest, "sets": ner.digest(sets), "labels": labels}
     settings |= {"sequence_length": sequence_length, "context": context, "seed": seed}
     settings |= {"features": asdict(features)} if head == "bilstm" else {}
-    settings |= settings_of(layers, optimizer)
-    check_settings(output, settings)
+    settings |= settings_of(layers, optimizer, devices)
+    agree(replicas, settings)
+    with chief_first(replicas):
+        check_settings(output, settings)
     report.table("Fine-tuning", facts_of(sets, encoded, labels))
 
     # Build, compile, fit and evaluate each run; the best on dev is saved as it is found.
@@ -137,11 +148,14 @@ def main(
         return {f"{name}_{metric}": value for metric, value in ner.scores(sets[name], tags).items()}
 
     what = {"settings": settings, "new_model": new_model, "score": score, "best_by": "dev_f1", "seed": seed}
+    what["strategy"] = replicas
     what["save"] = lambda best: kbert.save(best, tokenizer, output)
     search = new_search(output, encoded["train"], layers, optimizer, **what)
     best = search_all(search, learning_rates, batch_sizes, epochs, restarts)
 
     # Tag and tell.
+    if not is_chief(replicas):
+        return
     trained, _ = kbert.load(output)
     for name in sets.keys() - {"train"}:
         ner.write(sets[name], ner.tags_of(trained, encoded[name], sets[name], labels), Path(output) / name)

@@ -3,11 +3,14 @@
 python recipes/fine_tune_squad.py --model runs/books --train train-v1.1.json --dev dev-v1.1.json --output runs/squad
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from kbert.command_line import run as start
+from kbert.devices import DeviceRule, Strategy
+from kbert.devices import start as start_devices
 from kbert.fine_tuning import (
     LayerRule,
     OptimizerRule,
@@ -70,11 +73,13 @@ def main(
     batch_sizes: tuple[int, ...] | None = None,
     epochs: tuple[int, ...] | None = None,
     restarts: int = 1,
+    strategy: Strategy = "one",
     seed: int = 1,
     windows: WindowFlags = WindowFlags(),
     answers: AnswerFlags = AnswerFlags(),
     layers: LayerRule = LayerRule(),
     optimizer: OptimizerRule = OptimizerRule(),
+    devices: DeviceRule = DeviceRule(),
 ) -> None:
     """Fine-tunes a BERT on questions and passages, or, given --predictions, only scores them.
 
@@ -93,11 +98,13 @@ def main(
         batch_sizes: windows per update, to try; by default the paper's, 32, or 48 in version 2.0.
         epochs: numbers of passes to try; by default the paper's, 3, or 2 in version 2.0.
         restarts: runs of each setting, which differ in data order and output layer.
+        strategy: one device; all GPUs of this machine, or parts of its CPU; those of several processes; a TPU.
         seed: of the first restart.
         windows: how a passage is laid out.
         answers: what is an answer.
         layers: which layers learn, and how much.
         optimizer: how the weights move.
+        devices: on what the runs train.
     """
     check_files(model, train, predictions, null_odds)
     # Not at the top, so that --help answers at once.
@@ -105,6 +112,7 @@ def main(
     from kbert import report
     from kbert.tasks import squad
     from kbert.training.checkpointing import check_settings
+    from kbert.training.distribution import agree, chief_first, is_chief
     from kbert.weights.by_name import digest
 
     # Read: everything that can be refused is looked at before long work begins.
@@ -112,24 +120,31 @@ def main(
     if predictions is not None:
         score_alone(asked, version, (predictions, null_odds), answers.threshold, output)
         return
+    replicas = start_devices(strategy, devices, os.environ.get("TF_CONFIG"))
     learned, lost = squad.with_answers_in_place(squad.read(train, "1.1" if version == "1.1" else None)[0])
     if not learned:
         raise ValueError(f"{train}, question {lost[0].id}: its answer is not where it is said to be, nor any other's")
     grid = {"epochs": epochs or (EPOCHS[version],), "batch_sizes": batch_sizes or (BATCH_SIZES[version],)}
-    check_grid(learning_rates, **grid, restarts=restarts, examples=len(learned))
+    check_grid(learning_rates, **grid, restarts=restarts, examples=len(learned), replicas=replicas)
     check_rules(layers, optimizer, seed)
     rule, answer_rule = rules(windows, answers, version)
     first, tokenizer = kbert.load(model, lower_case=windows.lower_case)
     check_length(windows.sequence_length, first)
-    new_model = model_maker(first, kbert.BertSpanPredictor, layers)
+    new_model = model_maker(first, kbert.BertSpanPredictor, layers, devices)
     new_model()  # refuses what the layers and the dropout cannot be
     encoded = squad.encode(learned, tokenizer, rule, with_targets=True)
     judge = Judge(asked, squad.encode(asked, tokenizer, rule), rule, answer_rule)
     settings = {"start": digest(first), "vocabulary": tokenizer.digest, "version": version, "seed": seed}
-    settings |= {"examples": squad.digest(learned), "dev": squad.digest(asked), **settings_of(layers, optimizer)}
+    settings |= {
+        "examples": squad.digest(learned),
+        "dev": squad.digest(asked),
+        **settings_of(layers, optimizer, devices),
+    }
     settings |= {f"windows.{name}": value for name, value in rule._asdict().items()}
     settings |= {f"answers.{name}": value for name, value in answer_rule._asdict().items()}
-    check_settings(output, settings)
+    agree(replicas, settings)
+    with chief_first(replicas):
+        check_settings(output, settings)
     report.table("Fine-tuning", facts_of({"train": encoded, "dev": judge.encoded}, (learned, asked), lost))
 
     # Build, compile, fit and evaluate each run; the best on dev is saved as it is found.
@@ -138,11 +153,19 @@ def main(
         kbert.save(best, tokenizer, output)
         judge.write(Path(output))
 
-    what = {"settings": settings, "new_model": new_model, "score": judge.score, "save": save, "seed": seed}
+    what = {
+        "settings": settings,
+        "new_model": new_model,
+        "score": judge.score,
+        "save": save,
+        "seed": seed,
+        "strategy": replicas,
+    }
     best_by = "f1" if version == "1.1" else "best_f1"
     search = new_search(output, encoded, layers, optimizer, best_by=best_by, **what)
     best = search_all(search, learning_rates, **grid, restarts=restarts)
-    report.finish(f"Best: {best.pop('run')}", output, best)
+    if is_chief(replicas):
+        report.finish(f"Best: {best.pop('run')}", output, best)
 
 
 class Judge:

@@ -3,9 +3,12 @@
 python recipes/fine_tune_swag.py --model runs/books --train train.csv --dev val.csv --output runs/swag
 """
 
+import os
 from pathlib import Path
 
 from kbert.command_line import run as start
+from kbert.devices import DeviceRule, Strategy
+from kbert.devices import start as start_devices
 from kbert.fine_tuning import (
     LayerRule,
     OptimizerRule,
@@ -30,10 +33,12 @@ def main(
     epochs: tuple[int, ...] = (3,),
     restarts: int = 1,
     sequence_length: int = 128,
+    strategy: Strategy = "one",
     seed: int = 1,
     lower_case: bool | None = None,
     layers: LayerRule = LayerRule(),
     optimizer: OptimizerRule = OptimizerRule(),
+    devices: DeviceRule = DeviceRule(),
 ) -> None:
     """Fine-tunes a BERT to choose endings: one run for each rate, batch size, number of epochs and restart.
 
@@ -51,10 +56,12 @@ def main(
         epochs: numbers of passes to try; by default the paper's.
         restarts: runs of each setting, which differ in data order, output layer and dropout.
         sequence_length: tokens of a context and an ending; longer ones are cut at the back, and counted.
+        strategy: one device; all GPUs of this machine, or parts of its CPU; those of several processes; a TPU.
         seed: of the first restart.
         lower_case: whether the vocabulary is an uncased one, where the model does not say.
         layers: which layers learn, and how much.
         optimizer: how the weights move.
+        devices: on what the runs train.
     """
     # Not at the top, so that --help answers at once.
     import kbert
@@ -62,23 +69,27 @@ def main(
     from kbert.tasks import swag
     from kbert.tasks.batches import logits_of
     from kbert.training.checkpointing import check_settings
+    from kbert.training.distribution import agree, chief_first, is_chief
     from kbert.weights.by_name import digest
     from kbert.whole_file import write_whole
 
     # Read: everything that can be refused is looked at before long work begins.
+    replicas = start_devices(strategy, devices, os.environ.get("TF_CONFIG"))
     files = {"train": train, "dev": dev, "test": test}
     sets = {name: swag.read(path) for name, path in files.items() if path}
     check_sets(sets)
-    check_grid(learning_rates, batch_sizes, epochs, restarts, len(sets["train"]))
+    check_grid(learning_rates, batch_sizes, epochs, restarts, len(sets["train"]), replicas)
     check_rules(layers, optimizer, seed)
     first, tokenizer = kbert.load(model, lower_case=lower_case)
     check_length(sequence_length, first)
-    new_model = model_maker(first, kbert.BertMultipleChoice, layers)
+    new_model = model_maker(first, kbert.BertMultipleChoice, layers, devices)
     new_model()  # refuses what the layers and the dropout cannot be
     encoded = {name: swag.encode(of, tokenizer, sequence_length) for name, of in sets.items()}
     settings = {"start": digest(first), "vocabulary": tokenizer.digest, "sets": swag.digest(sets)}
-    settings |= {"sequence_length": sequence_length, "seed": seed, **settings_of(layers, optimizer)}
-    check_settings(output, settings)
+    settings |= {"sequence_length": sequence_length, "seed": seed, **settings_of(layers, optimizer, devices)}
+    agree(replicas, settings)
+    with chief_first(replicas):
+        check_settings(output, settings)
     facts = {f"{name}: choices": len(one.lengths) for name, one in encoded.items()}
     facts |= {f"{name}: sequences longer than {sequence_length}, cut": one.truncated for name, one in encoded.items()}
     report.table("Fine-tuning", facts | {"endings": encoded["train"].count})
@@ -89,11 +100,14 @@ def main(
         return {f"{name}_accuracy": float((chosen == encoded[name].targets["label_ids"].numpy()).mean())}
 
     what = {"settings": settings, "new_model": new_model, "score": score, "best_by": "dev_accuracy", "seed": seed}
+    what["strategy"] = replicas
     what["save"] = lambda best: kbert.save(best, tokenizer, output)
     search = new_search(output, encoded["train"], layers, optimizer, **what)
     best = search_all(search, learning_rates, batch_sizes, epochs, restarts)
 
     # Choose and tell.
+    if not is_chief(replicas):
+        return
     trained, _ = kbert.load(output)
     for name in sets.keys() - {"train"}:
         chosen = logits_of(trained, encoded[name]).argmax(axis=1)

@@ -7,11 +7,14 @@ On two cores and 105 books that took 65 minutes with other work beside it: held-
 next sentences 66.5% (majority 55.0%).
 """
 
+import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from kbert.command_line import run as start
+from kbert.devices import DeviceRule, Strategy, check_batch
+from kbert.devices import start as start_devices
 
 # Peak learning rates of BertAdam. Tiny's and Mini's are measured at batch 32: twice as much keeps Mini at the unigram
 # loss for 250 steps and costs Tiny the next sentences; Base's and Large's are the paper's, the others lie between.
@@ -99,6 +102,7 @@ class RunRule:
         cache: folder for the index of the corpus; by default <output>/cache.
         token_cache: keep token ids on disk, so that later epochs need not tokenize.
         xla: compile forward and backward with XLA: faster steps, seconds more at the start.
+        steps_per_call: steps between two looks at signals, logs and checkpoints.
     """
 
     log_every: int = 50
@@ -110,6 +114,7 @@ class RunRule:
     cache: str | None = None
     token_cache: bool = False
     xla: bool = True
+    steps_per_call: int = 1
 
 
 def main(
@@ -123,12 +128,13 @@ def main(
     sequence_length: int = 128,
     batch_size: int = 256,
     objectives: Literal["mlm+nsp", "mlm", "left-to-right"] = "mlm+nsp",
-    strategy: str = "one",
+    strategy: Strategy = "one",
     seed: int = 1,
     text: TextFormat = TextFormat(),
     masking: MaskingRule = MaskingRule(),
     optimizer: OptimizerRule = OptimizerRule(),
     run: RunRule = RunRule(),
+    devices: DeviceRule = DeviceRule(),
 ) -> None:
     """Pre-trains a BERT on plain text.
 
@@ -146,14 +152,17 @@ def main(
         sequence_length: tokens per sequence, 8 to 512.
         batch_size: sequences per update, over all replicas.
         objectives: masked LM with or without next sentence prediction; left-to-right is the causal ablation.
-        strategy: one replica.
+        strategy: one device; all GPUs of this machine, or parts of its CPU; those of several processes; a TPU.
         seed: of every random choice.
         text: how the corpus is read.
         masking: which tokens are predicted.
         optimizer: how the weights move.
         run: what happens around the training.
+        devices: on what the run trains.
     """
-    check_flags(strategy, steps, batch_size, optimizer.accumulation)
+    if steps < 1 or run.steps_per_call < 1 or steps % run.steps_per_call:
+        told = f"a multiple of --run.steps-per-call {run.steps_per_call}" if run.steps_per_call > 1 else "at least 1"
+        raise ValueError(f"--steps {steps}: expected {told}")
     check_start(start, vocabulary, size)
     # Not at the top, so that --help answers at once.
     import keras
@@ -163,10 +172,13 @@ def main(
     from kbert import report
     from kbert.text.baselines import baselines
     from kbert.training.checkpointing import Checkpoint, check_settings
+    from kbert.training.distribution import agree, chief_first, is_chief
     from kbert.training.monitoring import Evaluate, EventFiles, Monitor, Panels
     from kbert.weights.by_name import digest, take_over
 
     # Read: everything that can be refused is looked at before long work begins.
+    replicas = start_devices(strategy, devices, os.environ.get("TF_CONFIG"))
+    check_batch(batch_size, replicas, optimizer.accumulation)
     if start:
         first, tokenizer = kbert.load(start, lower_case=text.lower_case)
     else:
@@ -175,14 +187,17 @@ def main(
     rule = new_instance_rule(sequence_length, objectives, masking)
     config = new_config(first, size, tokenizer, rule, optimizer.dropout)
     cache = run.cache or str(Path(output) / "cache")
-    train, held = read_corpora((corpus, held_out), tokenizer, rule, text, cache)
+    with chief_first(replicas):
+        train, held = read_corpora((corpus, held_out), tokenizer, rule, text, cache)
     settings = {"vocabulary": tokenizer.digest, "corpus": train.digest, "held_out": held.digest}
     settings |= {"size": size, "steps": steps, "batch_size": batch_size, "seed": seed, **asdict(rule)}
     settings |= {f"optimizer.{name}": value for name, value in asdict(optimizer).items()}
-    settings |= {"start": digest(first)} if start else {}
-    check_settings(output, settings)
+    settings |= {"precision": devices.precision} | ({"start": digest(first)} if start else {})
+    agree(replicas, settings)
+    with chief_first(replicas):
+        check_settings(output, settings)
     if run.token_cache:
-        with report.progress("Tokenizing") as progress:
+        with chief_first(replicas), report.progress("Tokenizing") as progress:
             train.use_token_cache(cache, progress)
     counts, sample = train.token_counts(), held.sample(run.evaluation_instances, batch_size, seed)
     to_beat = baselines(counts, sample)
@@ -191,16 +206,25 @@ def main(
     keras.utils.set_random_seed(seed)
     tf.config.experimental.enable_op_determinism()  # on a GPU; a CPU gives the same bits without
     changes = getattr(first, "masked_lm_changes", None)
-    model = kbert.BertPretrainer(config, next_sentence=rule.next_sentence, masked_lm_changes=changes)
-    if start:
-        print("new, as the start has none:", ", ".join(take_over(model, first)) or "nothing")
     peak = optimizer.learning_rate or (FURTHER_PEAK if start else PEAKS[size])
-    model.compile(new_optimizer(optimizer, peak, steps), jit_compile=run.xla, accumulation=optimizer.accumulation)
+    how = {
+        "jit_compile": run.xla,
+        "accumulation": optimizer.accumulation,
+        "steps_per_execution": run.steps_per_call,
+    }
+    with replicas.scope():
+        model = kbert.BertPretrainer(config, next_sentence=rule.next_sentence, masked_lm_changes=changes)
+        if start:
+            new = ", ".join(take_over(model, first)) or "nothing"
+            report.CONSOLE.print("new, as the start has none:", new, highlight=False, soft_wrap=True)
+        model.bert.recompute = devices.recompute
+        model.compile(new_optimizer(optimizer, peak, steps), **how)
     checkpoint = Checkpoint(output, settings, every=run.checkpoint_every or max(1, steps // 20), keep=run.keep)
     done = checkpoint.restore(model)
     facts = {f"{name} in the corpus": count for name, count in train.facts.items()}
     facts |= {"parameters": model.count_params(), "steps done": done, "steps": steps}
     facts |= {"devices": ", ".join(device.name for device in tf.config.list_logical_devices())}
+    facts |= {"replicas": replicas.num_replicas_in_sync, "precision": devices.precision}
     facts |= {"unigram loss to beat": to_beat["masked_lm_loss"], "watch": f"tensorboard --logdir {output}/logs"}
     report.table("Pre-training", facts)
 
@@ -209,21 +233,23 @@ def main(
     events = EventFiles(Path(output) / "logs", checkpoint)
     observers = [
         Monitor(events, settings, run.log_every),
-        Evaluate(sample, events, every, to_beat, show=lambda line: print(f"\n{line}")),
+        Evaluate(sample, events, every, to_beat, show=lambda line: report.CONSOLE.print(f"\n{line}", soft_wrap=True)),
         Panels(next(iter(sample)), tokenizer.vocabulary, events, every),
     ]
     if done < steps:
         batches = train.batches(batch_size, seed, position=tuple(model.data_position.numpy().tolist()))
-        # The batches are in their order, and Keras warns where it is not told so.
-        model.fit(batches, steps_per_epoch=steps - done, shuffle=False, callbacks=[*observers, checkpoint])
+        verbose = "auto" if is_chief(replicas) else 0
+        model.fit(batches, steps_per_epoch=steps - done, verbose=verbose, callbacks=[*observers, checkpoint])
 
     # Evaluate and save.
-    kbert.save(model, tokenizer, output)
+    if is_chief(replicas):
+        kbert.save(model, tokenizer, output)
     final = held.sample(run.final_evaluation_instances, batch_size, seed)
     reached = model.evaluate(final, return_dict=True, verbose=0)
     metrics = {f"held_out_{name}": float(value) for name, value in reached.items()}
     metrics |= {f"baseline_{name}": value for name, value in baselines(counts, final).items()}
-    report.finish("Held out", output, {"steps": steps, "parameters": model.count_params(), **metrics})
+    if is_chief(replicas):
+        report.finish("Held out", output, {"steps": steps, "parameters": model.count_params(), **metrics})
 
 
 def check_start(start: str | None, vocabulary: str | None, size: str | None) -> None:
@@ -233,18 +259,6 @@ def check_start(start: str | None, vocabulary: str | None, size: str | None) -> 
     for name, value in (("vocabulary", vocabulary), ("size", size)):
         if start is not None and value is not None:
             raise ValueError(f"--{name} {value}: the start {start} brings its own; expected one of both flags")
-
-
-def check_flags(strategy: str, steps: int, batch_size: int, accumulation: int) -> None:
-    """Raises ValueError for flags that do not go together."""
-    if strategy != "one":
-        raise ValueError(f"--strategy {strategy}: expected one")
-    if steps < 1:
-        raise ValueError(f"--steps {steps}: expected at least 1")
-    if batch_size < 1 or accumulation < 1 or batch_size % accumulation:
-        raise ValueError(
-            f"--batch-size {batch_size}: 1 replica x --optimizer.accumulation {accumulation} does not divide it"
-        )
 
 
 def new_instance_rule(sequence_length: int, objectives: str, masking: MaskingRule):

@@ -51,8 +51,8 @@ def recipe(tmp_path):
     return start
 
 
-def one_line(result):
-    assert result.returncode == 2, result.stderr
+def one_line(result, status=2):
+    assert result.returncode == status, result.stderr
     assert result.stderr.endswith("\n") and result.stderr.count("\n") == 1, result.stderr
     return result.stderr.removesuffix("\n")
 
@@ -114,8 +114,10 @@ def test_a_full_disk_is_one_line_whoever_notices(recipe, failure):
 
 
 def test_ctrl_c_is_one_line_and_says_what_the_interruption_says(recipe):
-    assert one_line(recipe("raise KeyboardInterrupt")) == "pretrain.py: interrupted"
-    assert one_line(recipe("raise KeyboardInterrupt('saved at step 7')")) == "pretrain.py: saved at step 7"
+    assert one_line(recipe("raise KeyboardInterrupt"), status=130) == "pretrain.py: interrupted"
+    assert one_line(recipe("raise KeyboardInterrupt('saved at step 7')"), 130) == "pretrain.py: saved at step 7"
+    of_sigterm = "stop = KeyboardInterrupt('saved'); stop.signal = 15; raise stop"
+    assert one_line(recipe(of_sigterm), status=143) == "pretrain.py: saved"
 
 
 @pytest.mark.parametrize("bug", ["json.loads('{')", "{}['key']", "raise RuntimeError"])

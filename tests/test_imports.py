@@ -20,9 +20,17 @@ ALLOWED = {
     "kbert.whole_file": [],
     "kbert.config": ["kbert.whole_file"],
     "kbert.report": ["kbert.whole_file"],
-    "kbert.fine_tuning": ["kbert.model", "kbert.weights", "kbert.tasks", "kbert.training", "kbert.report"],
+    "kbert.devices": ["kbert.training.distribution", "kbert.report"],
+    "kbert.fine_tuning": [
+        "kbert.devices",
+        "kbert.model",
+        "kbert.weights",
+        "kbert.tasks",
+        "kbert.training",
+        "kbert.report",
+    ],
     "kbert.text": ["kbert.text"],
-    "kbert.model": ["kbert.model", "kbert.config"],
+    "kbert.model": ["kbert.model", "kbert.config", "kbert.training.metrics"],
     "kbert.model.__init__": ["kbert.training.step"],  # the one place where the TensorFlow step is mixed in
     "kbert.training": ["kbert.training", "kbert.model", "kbert.config", "kbert.whole_file"],
     "kbert.training.step": ["kbert.training"],  # the models are built on it
@@ -38,6 +46,7 @@ ALLOWED_FRAMEWORKS = {
     "kbert.command_line": set(),
     "kbert.whole_file": set(),
     "kbert.report": set(),
+    "kbert.devices": {"keras"},
     "kbert.fine_tuning": set(),
     "kbert.config": set(),
     "kbert.text": {"tensorflow", "tensorflow_text"},

@@ -25,7 +25,8 @@ def test_every_command_of_the_readme_runs(folder):
     assert len(commands) >= 3
     for command in commands:
         name = re.search(r"recipes/(\w+)\.py", command)[1]
-        done = recipe(f"{command} {SMALLER[name]}", folder)
+        smaller = SMALLER[name].replace("--size tiny", "") if "--start" in command else SMALLER[name]
+        done = recipe(f"{command} {smaller}", folder)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     metrics = json.loads((folder / "runs" / "books" / "metrics.json").read_text())
     assert {"held_out_masked_lm_loss", "held_out_next_sentence_accuracy", "baseline_masked_lm_loss"} <= set(metrics)
@@ -104,7 +105,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(folder):
             break
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
-    assert process.returncode == 2
+    assert process.returncode == 128 + signal.SIGINT
     assert re.search(r"stopped after step \d+, saved in .*; the same command goes on from there", errors)
     assert list((folder / "stopped" / "checkpoints").glob("step-*.safetensors"))
 

@@ -16,7 +16,7 @@ class Model(Step, keras.Model):
     """A keras.Model whose losses and accuracies are means over what was predicted in a batch of features.
 
     A subclass has its Bert as `bert`, says in `reads_pooled_output` whether its heads read that, sets `loss_names`,
-    whose means add up to the training loss, and `means`, a keras.metrics.Mean for each loss and accuracy, and defines
+    whose means add up to the training loss, and `means`, a Mean for each loss and accuracy, and defines
     `weights_of` and `totals`. Totals are kept apart from weights so that a step can add up both over replicas before it
     divides (TRAPS 2). A mean over nothing is 0.
     """

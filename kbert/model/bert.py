@@ -94,7 +94,7 @@ class SelfAttention(keras.layers.Layer):
             self.dropout = Dropout(config.attention_probs_dropout_prob, name="dropout", **policy)
         self.built = True
 
-    def call(self, x, mask, asking=None, training=False):
+    def call(self, x, mask, asking=None, training=False, seed=None):
         """The vectors `asking` [B, N, H] look at x [B, S, H] where mask [B, 1, 1 or N, S] lets them; None: x at itself.
 
         Returns [B, N, H] and the probabilities [B, A, N, S].
@@ -106,7 +106,7 @@ class SelfAttention(keras.layers.Layer):
         # The query is divided rather than the scores, as it is smaller.
         scores = ops.matmul(query * self.config.head_size**-0.5, ops.swapaxes(key, -1, -2))
         probabilities = ops.softmax(ops.cast(scores, "float32") + ops.cast(mask, "float32"))
-        context = ops.matmul(self.dropout(ops.cast(probabilities, x.dtype), training=training), value)
+        context = ops.matmul(self.dropout(ops.cast(probabilities, x.dtype), training=training, seed=seed), value)
         context = ops.reshape(ops.swapaxes(context, 1, 2), ops.shape(asking))  # [B, A, N, D] -> [B, N, H]
         return self.projection(context), probabilities
 
@@ -136,13 +136,19 @@ class EncoderLayer(keras.layers.Layer):
             self.dropout = Dropout(config.hidden_dropout_prob, name="dropout", **policy)
         self.built = True
 
-    def call(self, x, mask, asking=None, training=False):
+    def call(self, x, mask, asking=None, training=False, seeds=(None, None, None)):
         """x [B, S, H] or, if given, the vectors `asking` [B, N, H] that look at x; the same shape, and [B, A, N, S]."""
-        attended, probabilities = self.self_attention(x, mask, asking, training=training)
+        attended, probabilities = self.self_attention(x, mask, asking, training=training, seed=seeds[0])
         x = x if asking is None else asking
-        x = self.attention_norm(x + self.dropout(attended, training=training))
-        x = self.feed_forward_norm(x + self.dropout(self.feed_forward(x), training=training))
+        x = self.attention_norm(x + self.dropout(attended, training=training, seed=seeds[1]))
+        x = self.feed_forward_norm(x + self.dropout(self.feed_forward(x), training=training, seed=seeds[2]))
         return x, probabilities
+
+    def recomputed(self, x, mask):
+        """The output in training, of which only x is kept for the gradient: all within is computed once more for it."""
+        dropouts = (self.self_attention.dropout, self.dropout, self.dropout)
+        seeds = [dropout.seed_generator.next() for dropout in dropouts]  # the same masks both times
+        return keras.remat(lambda x: self(x, mask, training=True, seeds=seeds)[0])(x)
 
     def feed_forward(self, x):  # [B, S, H] -> [B, S, H]
         return self.projection(self.activation(self.intermediate(x)))
@@ -158,12 +164,13 @@ class Bert(keras.layers.Layer):
     `cls_positions`, if the config has a pooler; on request `all_layer_outputs`, L + 1 of [B, S, H] that begin with the
     embedding output, and `attention_probabilities`, L of [B, A, S, S] in float32, before dropout. With `pooled_only`
     `pooled_output` alone, for less: the last layer then is computed for the vectors that the pooler reads.
+    With `recompute` set, training keeps the outputs of the layers alone and computes the rest again for the gradient.
     Raises ValueError for sequences longer than the config's max_position_embeddings.
     """
 
     def __init__(self, config: BertConfig, name: str = "bert", **options):
         super().__init__(name=name, **options)
-        self.config = config
+        self.config, self.recompute = config, False
         hidden, policy = config.hidden_size, {"dtype": self.dtype_policy}
         with keras.name_scope(self.name, caller=self):
             self.embeddings = Embeddings(config, name="embeddings", **policy)
@@ -180,6 +187,9 @@ class Bert(keras.layers.Layer):
         ids = (features["input_ids"], features["segment_ids"], features.get("position_ids"))
         layer_outputs, attentions = [self.embeddings(*ids, training=training)], []
         for layer in self.encoder_layers[:-1] if pooled_only else self.encoder_layers:
+            if self.recompute and training and not output_attentions:
+                layer_outputs.append(layer.recomputed(layer_outputs[-1], mask))
+                continue
             x, probabilities = layer(layer_outputs[-1], mask, training=training)
             layer_outputs.append(x)
             attentions.append(probabilities)

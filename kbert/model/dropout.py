@@ -14,7 +14,10 @@ GOLDEN_RATIO = 0x9E3779B9 - 2**32  # its fraction in 32 bits, for a second key t
 
 
 class Dropout(keras.layers.Layer):
-    """Zeroes each element with probability `rate` in training and scales the others by 1 / (1 - rate)."""
+    """Zeroes each element with probability `rate` in training and scales the others by 1 / (1 - rate).
+
+    The mask is a function of `seed`, or of the next one of its own.
+    """
 
     def __init__(self, rate: float, **options):
         super().__init__(**options)
@@ -25,11 +28,11 @@ class Dropout(keras.layers.Layer):
             self.seed_generator = keras.random.SeedGenerator(name="seed_generator")
         self.built = True
 
-    def call(self, x, training=False):
+    def call(self, x, training=False, seed=None):
         if not training or self.rate == 0:
             return x
         threshold = round(self.rate * 2**32) - 2**31
-        kept = random_bits(ops.shape(x), self.seed_generator.next()) >= threshold
+        kept = random_bits(ops.shape(x), self.seed_generator.next() if seed is None else seed) >= threshold
         return ops.where(kept, x * (1 / (1 - self.rate)), 0.0)
 
 

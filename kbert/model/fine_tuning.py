@@ -6,6 +6,7 @@ from keras import ops
 from kbert.model import Model, cross_entropy
 from kbert.model.bert import Bert, new_dense
 from kbert.model.dropout import Dropout
+from kbert.training.metrics import Mean
 
 
 class OneOutputLayer(Model):
@@ -33,7 +34,7 @@ class OneOutputLayer(Model):
             self.dropout = Dropout(rate, name="dropout", **policy)
             self.output_layer = new_dense(config, width or config.hidden_size, units, name="output_layer", **policy)
         self.loss_names = ("loss",)
-        self.means = {name: keras.metrics.Mean(name=name) for name in ("loss", *means)}
+        self.means = {name: Mean(name=name) for name in ("loss", *means)}
         self.built = True
 
     @property

@@ -8,6 +8,7 @@ from keras import ops
 from kbert.config import BertConfig
 from kbert.model import Model, cross_entropy
 from kbert.model.bert import ACTIVATIONS, Bert, gather_positions, new_dense, new_layer_norm
+from kbert.training.metrics import Mean
 
 
 @keras.saving.register_keras_serializable(package="kbert")
@@ -52,7 +53,7 @@ class BertPretrainer(Model):
         objectives = ("masked_lm",) * masked_lm + ("next_sentence",) * next_sentence
         self.loss_names = tuple(f"{objective}_loss" for objective in objectives)
         names = [f"{objective}_{kind}" for objective in objectives for kind in ("loss", "accuracy")]
-        self.means = {name: keras.metrics.Mean(name=name) for name in names}
+        self.means = {name: Mean(name=name) for name in names}
         self.built = True
 
     @property

@@ -5,6 +5,7 @@ BackupAndRestore repeats the epoch: TRAPS 15). The state: model with the seeds o
 steps since they were last logged, position in the corpus.
 """
 
+import contextlib
 import hashlib
 import json
 import math
@@ -20,20 +21,33 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from kbert.training.distribution import agree, chief_first, is_chief, workers
 from kbert.training.step import is_due
 from kbert.whole_file import write_whole
+
+WATCHED = ("loss", "gradient_norm")
 
 
 class NonFiniteLoss(ValueError):
     """A loss, a gradient norm or a weight became infinite or NaN."""
 
 
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM, after the run was saved; `signal` is its number."""
+
+    def __init__(self, message: str, signal: int):
+        super().__init__(message)
+        self.signal = signal
+
+
 class Checkpoint(keras.callbacks.Callback):
     """Saves `<output>/checkpoints/step-<number>.safetensors` every `every` steps and at the end, and keeps a few.
 
+    A thread writes while the next steps are trained. Of several processes the chief writes; all see the same folder.
     Belongs last in the list of callbacks, so that what the others wrote at a step is there before its checkpoint is.
-    Ctrl-C and SIGTERM save at the end of the running step, then raise KeyboardInterrupt; a second one stops at once.
-    Raises NonFiniteLoss naming the step and the last good checkpoint, OSError naming the file that has no space.
+    Ctrl-C and SIGTERM to any process save after the running step (the next one where there are several), then raise
+    Stopped in all; a second one stops at once. Raises NonFiniteLoss naming the step and the last good checkpoint,
+    OSError naming the file that has no space.
     """
 
     def __init__(self, output, settings: dict, every: int = 1000, keep: int = 2):
@@ -41,7 +55,9 @@ class Checkpoint(keras.callbacks.Callback):
         self.folder = Path(output) / "checkpoints"
         self.settings_digest = digest(settings)
         self.every, self.keep = every, keep
-        self.last_step = 0  # of the newest good checkpoint
+        self.last_step = 0  # of the newest checkpoint, which may be being written
+        self.written_step = 0
+        self.writer, self.error, self.writes = None, None, True
         self.restored_metrics = []
         self.signal_received = None
         self.former_handlers = {}
@@ -50,8 +66,16 @@ class Checkpoint(keras.callbacks.Callback):
         """Puts the newest undamaged checkpoint into a compiled model; the number of steps done, 0 without one.
 
         A damaged file is named on standard error and set aside. Raises ValueError if the checkpoint is another run's or
-        another model's.
+        another model's, or not the same in all processes.
         """
+        strategy = model.distribute_strategy
+        self.writes = is_chief(strategy)
+        with chief_first(strategy):
+            step = self._restore(model)
+        agree(strategy, {f"the checkpoint in {self.folder}": step})
+        return step
+
+    def _restore(self, model) -> int:
         for leftover in self.folder.glob("*.tmp"):
             leftover.unlink()
         for path in sorted(self.folder.glob("step-*.safetensors"), reverse=True):
@@ -69,30 +93,55 @@ class Checkpoint(keras.callbacks.Callback):
                 variable.assign(values[name])
             # `fit` resets the metrics when it begins.
             self.restored_metrics = [(v, values[name]) for name, v in variables.items() if name.startswith("metrics/")]
-            self.last_step = int(metadata["step"])
+            self.last_step = self.written_step = int(metadata["step"])
             return self.last_step
         return 0
 
     def save(self) -> None:
-        """Writes a checkpoint of the model's present state; at any moment the file is there whole or not at all."""
+        """Takes the model's present state and begins to write it; at any moment the file is there whole or not at all.
+
+        Raises what went wrong in writing the one before.
+        """
+        self.finish()
+        self.last_step = step = self.model.steps_done
+        if not self.writes:
+            return
+        # TensorFlow copies a variable that is changed while someone holds its value: taking them costs nothing here.
         values = {name: np.asarray(variable.numpy(), order="C") for name, variable in state(self.model).items()}
-        for name, value in values.items():
-            if np.issubdtype(value.dtype, np.floating) and not np.isfinite(value).all():
-                raise NonFiniteLoss(f"{name} is not finite after step {self.model.steps_done}; {self.last_good()}")
-        step = self.model.steps_done
-        metadata = {"step": str(step), "settings": self.settings_digest, "checksum": str(checksum(values))}
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self.path(step), safetensors.numpy.save(values, metadata))
-        self.last_step = step
-        for path in sorted(self.folder.glob("step-*.safetensors"))[: -self.keep]:
-            path.unlink()
+        self.writer = threading.Thread(target=self._write, args=(step, values))
+        self.writer.start()
+
+    def finish(self) -> None:
+        """Waits for the checkpoint that is being written; raises what went wrong."""
+        if self.writer is not None:
+            self.writer.join()
+            self.writer = None
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+
+    def _write(self, step: int, values: dict) -> None:
+        try:
+            for name, value in values.items():
+                if np.issubdtype(value.dtype, np.floating) and not np.isfinite(value).all():
+                    raise NonFiniteLoss(f"{name} is not finite after step {step}; {self.last_good()}")
+            metadata = {"step": str(step), "settings": self.settings_digest, "checksum": str(checksum(values))}
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_whole(self.path(step), safetensors.numpy.save(values, metadata))
+            self.written_step = step
+            for path in sorted(self.folder.glob("step-*.safetensors"))[: -self.keep]:
+                path.unlink()
+        except BaseException as error:
+            self.error = error
 
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}.safetensors"
 
     def last_good(self) -> str:
         return (
-            f"the last good checkpoint is {self.path(self.last_step)}" if self.last_step else "there is no checkpoint"
+            f"the last good checkpoint is {self.path(self.written_step)}"
+            if self.written_step
+            else "there is no checkpoint"
         )
 
     def on_train_begin(self, logs=None):
@@ -106,34 +155,45 @@ class Checkpoint(keras.callbacks.Callback):
             variable.assign(value)
         self.restored_metrics = []
 
+    def on_train_batch_begin(self, batch, logs=None):
+        self.model.stop_asked = self.signal_received is not None
+
     def on_train_batch_end(self, batch, logs=None):
-        for name in ("loss", "gradient_norm"):
-            if not math.isfinite(logs[name]):
-                self._restore_handlers()
-                raise NonFiniteLoss(f"{name} is {logs[name]} at step {self.model.steps_done}; {self.last_good()}")
-        if self.signal_received or is_due(self.model, self.every):
-            self._save_in_training()
-        self._stop_if_asked()
+        with self._handlers_restored_on_error():
+            not_finite = [f"{name} is {logs[name]}" for name in WATCHED if not math.isfinite(logs[name])]
+            if not_finite or self.error is not None:
+                self.finish()
+            if not_finite:
+                raise NonFiniteLoss(f"{not_finite[0]} at step {self.model.steps_done}; {self.last_good()}")
+            # What one process is asked is done by all, after the same step.
+            alone = workers(self.model.distribute_strategy) == 1
+            stop = self.signal_received is not None if alone else self.model.stop_agreed
+            if stop or is_due(self.model, self.every):
+                self.save()
+            if stop:
+                self._stop()
 
     def on_train_end(self, logs=None):
-        if self.last_step != self.model.steps_done:
-            self._save_in_training()
-        self._stop_if_asked()
+        with self._handlers_restored_on_error():
+            if self.last_step != self.model.steps_done:
+                self.save()
+            self.finish()
+            if self.signal_received:
+                self._stop()
         self._restore_handlers()
 
-    def _save_in_training(self):
+    @contextlib.contextmanager
+    def _handlers_restored_on_error(self):
         try:
-            self.save()
+            yield
         except BaseException:
             self._restore_handlers()
             raise
 
-    def _stop_if_asked(self):
-        if self.signal_received:
-            self._restore_handlers()
-            raise KeyboardInterrupt(
-                f"stopped after step {self.last_step}, saved in {self.folder}; the same command goes on from there"
-            )
+    def _stop(self):
+        self.finish()
+        where = f"stopped after step {self.last_step}, saved in {self.folder}"
+        raise Stopped(f"{where}; the same command goes on from there", self.signal_received or signal.SIGTERM)
 
     def _note(self, number, frame):
         """Handles a signal: no exception now, as the state is whole only between two steps."""
@@ -159,7 +219,7 @@ def state(model) -> dict:
         "optimizer": [(v.path.partition("/")[2], v) for v in model.optimizer.variables],
         "metrics": [(v.path, v) for v in model.metrics_variables],
     }
-    variables = {"data_position": model.data_position}
+    variables = model.run_variables()
     for group, named in groups.items():
         for name, variable in named:
             if variables.setdefault(f"{group}/{name}", variable) is not variable:

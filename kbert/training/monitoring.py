@@ -24,13 +24,13 @@ class EventFiles:
 
     `train`, `held_out` and `baseline` are folders beside each other, so that equal tags share a chart. A file begins
     after one checkpoint and ends at the next. What a killed run wrote after its last checkpoint is removed here: make
-    this after `checkpoint.restore`.
+    this after `checkpoint.restore`. Of several processes the one that writes checkpoints writes these too.
     """
 
     def __init__(self, folder, checkpoint):
         self.folder, self.checkpoint = Path(folder), checkpoint
         self.writers, self.begin = {}, checkpoint.last_step
-        for file in self.folder.glob("*/events.out.tfevents.*"):
+        for file in self.folder.glob("*/events.out.tfevents.*") if checkpoint.writes else ():
             begin = BEGIN_OF_FILE.search(file.name)
             if begin and int(begin[1]) >= checkpoint.last_step:
                 file.unlink()
@@ -60,6 +60,8 @@ class EventFiles:
             self.begin = self.checkpoint.last_step
             while self.writers:
                 self.writers.popitem()[1].close()
+        if not self.checkpoint.writes:
+            return tf.summary.create_noop_writer()
         if run not in self.writers:
             self.writers[run] = tf.summary.create_file_writer(
                 str(self.folder / run), filename_suffix=f".from-step-{self.begin:08d}"
@@ -179,6 +181,8 @@ class Panels(AtIntervals):
         sequences = zip(rows(self.features), probabilities, strict=True)
         panels = [guesses(features, p, self.vocabulary) for features, p in sequences]
         self.events.text("held_out", self.last_step, "guesses", "\n\n---\n\n".join(panels))
+        if not self.events.checkpoint.writes:
+            return
         embeddings = self.model.bert.embeddings.token_embeddings.numpy()
         write_embeddings(self.events.folder / "train", "token_embeddings", self.vocabulary, embeddings)
 

@@ -7,7 +7,7 @@ import json
 import shutil
 import statistics
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from kbert.training.checkpointing import Checkpoint
+from kbert.training.distribution import agree, chief_first, is_chief
 from kbert.training.monitoring import EventFiles, Monitor
 from kbert.training.optimization import BertAdam, WarmupLinearDecay
 from kbert.whole_file import write_whole
@@ -45,7 +46,8 @@ class Search:
     batches: (trial, seed, number of the first batch) -> a dataset of the run's batches, of known length.
     score: model -> numbers on dev. save: keeps the best model.
     best_by: name of the number that decides, the higher the better. optimizer: options of BertAdam; warmup: share of
-    the steps. settings: what beside the trial decides the weights.
+    the steps. settings: what beside the trial decides the weights. strategy: where runs train; of several processes the
+    chief writes.
     """
 
     output: Path
@@ -59,6 +61,7 @@ class Search:
     warmup: float = 0.1
     seed: int = 1
     xla: bool = False
+    strategy: tf.distribute.Strategy = field(default_factory=tf.distribute.get_strategy)
 
     def results(self, trials: Iterable[Trial], show: Callable[[str], None] = print) -> dict[Trial, dict]:
         """The numbers of each trial on dev; those that are finished already are read.
@@ -68,11 +71,14 @@ class Search:
         tf.config.experimental.enable_op_determinism()  # on a GPU; a CPU gives the same bits without
         results = {}
         for trial in trials:
-            if not self.file(trial).exists():
+            is_finished = self.file(trial).exists()
+            agree(self.strategy, {f"whether {self.file(trial)} is there": is_finished})
+            if not is_finished:
                 self.run(trial, show)
-            # After the numbers are written, or a kill in between would lose the run.
-            shutil.rmtree(self.file(trial).parent / "checkpoints", ignore_errors=True)
-            results[trial] = json.loads(self.file(trial).read_bytes())
+            with chief_first(self.strategy):
+                # After the numbers are written, or a kill in between would lose the run.
+                shutil.rmtree(self.file(trial).parent / "checkpoints", ignore_errors=True)
+                results[trial] = json.loads(self.file(trial).read_bytes())
             numbers = ", ".join(f"{name} {value:.4f}" for name, value in results[trial].items())
             show(f"{trial.name}: {numbers}")
         return results
@@ -91,9 +97,10 @@ class Search:
         batches = self.batches(trial, seed, 0)
         steps = len(batches)
         keras.utils.set_random_seed(seed)
-        model = self.new_model()
         schedule = WarmupLinearDecay(trial.learning_rate, steps, int(self.warmup * steps))
-        model.compile(BertAdam(schedule, **self.optimizer), jit_compile=self.xla)
+        with self.strategy.scope():
+            model = self.new_model()
+            model.compile(BertAdam(schedule, **self.optimizer), jit_compile=self.xla)
         settings = {**self.settings, **trial._asdict()}
         folder = self.file(trial).parent
         checkpoint = Checkpoint(folder, settings, every=max(1, steps // 5), keep=1)
@@ -104,10 +111,12 @@ class Search:
             model.fit(
                 self.batches(trial, seed, done) if done else batches,
                 steps_per_epoch=steps - done,
-                shuffle=False,
+                verbose="auto" if is_chief(self.strategy) else 0,
                 callbacks=[Monitor(events, settings, max(1, steps // 50)), checkpoint],
             )
         numbers = self.score(model)
+        if not is_chief(self.strategy):
+            return
         events.scalars("dev", steps, {f"dev/{name}": value for name, value in numbers.items()})
         events.trial("dev", trial._asdict())
         best = self.best()

@@ -3,7 +3,7 @@
 All in which kbert's training differs from Keras's own is here. The numbers are those of the traps it avoids: the loss
 is divided by the weights of all replicas (2), gradients are summed before they are clipped (1), each replica draws its
 own dropout masks (3), XLA compiles forward and backward inside the replica's step (4), several steps run in one call
-(5), and no batch is taken off the pipeline to build a model that is built (6, 7).
+(5), no batch is taken off the pipeline to build a model that is built (6, 7), and a batch may be taken in parts (8).
 """
 
 import functools
@@ -12,12 +12,30 @@ import time
 import keras
 import tensorflow as tf
 
+from kbert.training.distribution import SUM, shared_out, workers
+from kbert.training.metrics import Mean, Sum
 from kbert.training.optimization import global_norm
 
-SUM = tf.distribute.ReduceOp.SUM
 # Between the seeds of one generator's draws on two replicas. Seeds are Python's random integers, so that no two
 # generators are likely to be a multiple of it apart.
 SEED_STRIDE = 7_919_000_003
+# In float16 small gradients vanish: the loss is scaled by this much, by half of it where a gradient overflows, and by
+# twice as much when none has for so many steps.
+FIRST_LOSS_SCALE, STEPS_TO_DOUBLE = 2.0**15, 2000
+# What TensorFlow raises where another process is gone.
+LOST = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.InternalError,
+    tf.errors.UnknownError,
+)
+
+
+class WorkerLost(ValueError):
+    """Another process that trains the same run is gone."""
 
 
 class TrainingStep:
@@ -31,11 +49,13 @@ class TrainingStep:
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.gradient_norm = keras.metrics.Mean(name="gradient_norm")  # before clipping
-        self.real_tokens = keras.metrics.Sum(name="real_tokens", dtype="float64")
-        self.token_slots = keras.metrics.Sum(name="token_slots", dtype="float64")
-        self.seconds = keras.metrics.Sum(name="seconds", dtype="float64")
-        self.seconds_waiting = keras.metrics.Sum(name="seconds_waiting", dtype="float64")
+        self.gradient_norm = Mean(name="gradient_norm")  # before clipping
+        self.real_tokens = Sum(name="real_tokens", dtype="float64")
+        self.token_slots = Sum(name="token_slots", dtype="float64")
+        self.seconds = Sum(name="seconds", dtype="float64")
+        self.seconds_waiting = Sum(name="seconds_waiting", dtype="float64")
+        # Set between steps; agreed after the next one, in all processes after the same one.
+        self.stop_asked = self.stop_agreed = False
 
     def compile(self, optimizer="rmsprop", jit_compile="auto", accumulation=1, **options):
         """Prepares `fit` and `evaluate` and builds the optimizer, so that a checkpoint can be restored.
@@ -47,11 +67,14 @@ class TrainingStep:
         for name in ("loss", "metrics", "weighted_metrics"):
             if options.get(name) is not None:
                 raise ValueError(f"compile: {name} is {options[name]!r}, expected none, as the model brings its own")
-        super().compile(optimizer=optimizer, jit_compile=False, **options)
+        super().compile(optimizer=optimizer, jit_compile=False, auto_scale_loss=False, **options)
         self._loss_tracker = None
         self.compiled_by_xla, self.accumulation = bool(jit_compile), accumulation
         with self.distribute_strategy.scope():
             self.data_position = tf.Variable([0, 0, 0], dtype=tf.int64, trainable=False, name="data_position")
+            if self.scales_loss:
+                self.loss_scale = tf.Variable(FIRST_LOSS_SCALE, trainable=False, name="loss_scale")
+                self.steps_at_scale = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps_at_scale")
             if not self.optimizer.built:
                 self.optimizer.build(self.learned_variables)
         # `apply` gets gradients that are reduced already; Keras would reduce them after clipping (TRAPS 1).
@@ -71,13 +94,40 @@ class TrainingStep:
     def compile_from_config(self, config):
         self.compile(**config | {"optimizer": keras.saving.deserialize_keras_object(config["optimizer"])})
 
-    def fit(self, *args, steps_per_epoch=None, **options):
+    @property
+    def scales_loss(self) -> bool:
+        return self.bert.compute_dtype == "float16"
+
+    def run_variables(self) -> dict:
+        """The variables of a run that are neither weights, nor the optimizer's, nor the metrics', by name."""
+        names = ["data_position", *(["loss_scale", "steps_at_scale"] if self.scales_loss else [])]
+        return {name: getattr(self, name) for name in names}
+
+    def fit(self, x=None, *args, steps_per_epoch=None, **options):
         if steps_per_epoch and steps_per_epoch % self.steps_per_execution:
             raise ValueError(
                 f"steps_per_epoch is {steps_per_epoch}, expected a multiple of steps_per_execution "
                 f"{self.steps_per_execution}: Keras would train beyond it"
             )
-        return super().fit(*args, steps_per_epoch=steps_per_epoch, **options)
+        x, steps_per_epoch = self._shared_out(x, steps_per_epoch)
+        try:
+            # Keras warns that it cannot shuffle a dataset unless it is told not to.
+            return super().fit(x, *args, steps_per_epoch=steps_per_epoch, **{"shuffle": False, **options})
+        except LOST as error:
+            if workers(self.distribute_strategy) == 1:
+                raise
+            raise WorkerLost("another worker is gone; start all of them again with the same command") from error
+
+    def evaluate(self, x=None, *args, steps=None, **options):
+        x, steps = self._shared_out(x, steps)
+        return super().evaluate(x, *args, steps=steps, **options)
+
+    def _shared_out(self, data, steps):
+        """What each replica takes of a dataset of global batches, and how many there are."""
+        if not isinstance(data, tf.data.Dataset) or self.distribute_strategy.num_replicas_in_sync == 1:
+            return data, steps
+        known = int(data.cardinality())
+        return shared_out(data, self.distribute_strategy), steps or (known if known > 0 else None)
 
     @property
     def steps_done(self) -> int:
@@ -92,11 +142,13 @@ class TrainingStep:
             step = self._graph(functools.partial(self._train_step, gradients_of))
 
             def train_function(iterator):
-                trace(step, iterator)
+                trace(step, iterator, tf.TensorSpec([], tf.float32))
                 begin = time.perf_counter()
-                logs, waited = run_steps(step, iterator, self.steps_per_execution)
+                stop = tf.constant(float(self.stop_asked))
+                logs, waited = run_steps(lambda batch: step(batch, stop), iterator, self.steps_per_execution)
                 # Numbers, not tensors: only when they are there has the time of the steps passed.
                 logs = {name: float(value) for name, value in logs.items()}
+                self.stop_agreed = logs.pop("stop") > 0
                 self.seconds.update_state(time.perf_counter() - begin)
                 self.seconds_waiting.update_state(waited)
                 return logs
@@ -121,17 +173,20 @@ class TrainingStep:
             return function
         return tf.function(function, autograph=False, jit_compile=xla, reduce_retracing=True)
 
-    def _train_step(self, gradients_of, data):
+    def _train_step(self, gradients_of, data, stop):
         """One update by one global batch, in cross-replica context, and what there is to say of it in the metrics."""
         features, position = unpack(data)
-        results = self._run(functools.partial(self._update, gradients_of), features)
+        if self.scales_loss:
+            results = self._scaled_update(gradients_of, features, stop)
+        else:
+            results = self._run(functools.partial(self._update, gradients_of), features, stop)
         self._update_means(results["sums"])
-        self.gradient_norm.update_state(results["norm"])
+        self.gradient_norm.update_state(results["norm"], sample_weight=results["applied"])
         self.real_tokens.update_state(results["real_tokens"])
         self.token_slots.update_state(results["token_slots"])
         if position is not None:
             self.data_position.assign(self.distribute_strategy.experimental_local_results(position)[-1])
-        return self._logs() | {"gradient_norm": self.gradient_norm.result()}
+        return self._logs() | {"gradient_norm": self.gradient_norm.result(), "stop": results["stop"]}
 
     def _test_step(self, sums_of, data):
         def score(features):
@@ -140,14 +195,44 @@ class TrainingStep:
         self._update_means(self._run(score, unpack(data)[0]))
         return self._logs()
 
-    def _run(self, function, features):
+    def _run(self, function, *arguments):
         """The result of `function` in a replica, for functions whose results are the same in all."""
         strategy = self.distribute_strategy
-        results = strategy.run(function, (features,))
+        results = strategy.run(function, arguments)
         return tf.nest.map_structure(lambda value: strategy.experimental_local_results(value)[0], results)
 
-    def _update(self, gradients_of, features):
+    def _update(self, gradients_of, features, stop):
         """Forward, backward, reduce, clip, apply: one replica's part of an update."""
+        gradients, results = self._reduced(gradients_of, features, stop)
+        self.optimizer.apply(gradients, self.learned_variables)
+        return results
+
+    def _scaled_update(self, gradients_of, features, stop):
+        """The same in float16: where a gradient overflowed, nothing moves but the loss scale and the count of steps."""
+        strategy, iterations = self.distribute_strategy, self.optimizer.iterations
+        gradients, results = strategy.run(functools.partial(self._reduced, gradients_of), (features, stop))
+        results = tf.nest.map_structure(lambda value: strategy.experimental_local_results(value)[0], results)
+        is_finite = tf.math.is_finite(results["norm"])
+
+        def apply():
+            strategy.run(lambda gradients: self.optimizer.apply(gradients, self.learned_variables), (gradients,))
+            return self.steps_at_scale + 1
+
+        def skip():
+            iterations.assign_add(1)
+            return tf.constant(0, tf.int64)
+
+        steps = tf.cond(is_finite, apply, skip)
+        is_long = steps >= STEPS_TO_DOUBLE
+        self.loss_scale.assign(self.loss_scale * tf.where(is_finite, tf.where(is_long, 2.0, 1.0), 0.5))
+        self.steps_at_scale.assign(tf.where(is_long, tf.constant(0, tf.int64), steps))
+        norm = tf.where(is_finite, results["norm"], 0.0)
+        # At a scale below 1 it is not the scale that makes gradients overflow.
+        norm = tf.where(self.loss_scale < 1, float("inf"), norm)
+        return results | {"norm": norm, "applied": tf.cast(is_finite | (self.loss_scale < 1), tf.float32)}
+
+    def _reduced(self, gradients_of, features, stop):
+        """The gradients of the global batch, and what there is to say of it: one replica's part."""
         replica = tf.distribute.get_replica_context()
         weights = replica.all_reduce(SUM, self.weights_of(features))
         # The states are equal on all replicas: each draws from a seed of its own instead (TRAPS 3).
@@ -161,9 +246,12 @@ class TrainingStep:
         mask = features["input_mask"]
         tokens = [tf.reduce_sum(tf.cast(mask, tf.float32)), tf.cast(tf.size(mask), tf.float32)]
         gradients = replica.all_reduce(SUM, gradients)
-        sums, tokens = replica.all_reduce(SUM, (sums, tokens))
-        self.optimizer.apply(gradients, self.learned_variables)
-        return {"sums": sums, "norm": global_norm(gradients), "real_tokens": tokens[0], "token_slots": tokens[1]}
+        # An identity, so that it is on the replica's own device, as what is reduced must be.
+        sums, tokens, stop = replica.all_reduce(SUM, (sums, tokens, tf.identity(stop)))
+        if self.scales_loss:
+            gradients = [gradient / self.loss_scale for gradient in gradients]
+        results = {"sums": sums, "norm": global_norm(gradients), "applied": 1.0, "stop": stop}
+        return gradients, results | {"real_tokens": tokens[0], "token_slots": tokens[1]}
 
     def _accumulated(self, gradients_of, features, weights, seeds):
         """`gradients_of` the batch, or its sum over parts of the batch, of which one at a time is in memory."""
@@ -194,6 +282,7 @@ class TrainingStep:
                 sums = self.sums(features, self(features, training=True))
                 # By the weights on all replicas: the gradients add up to those of the whole batch (TRAPS 2).
                 loss = sum(tf.math.divide_no_nan(sums[name][0], weights[name]) for name in self.loss_names)
+                loss = loss * self.loss_scale if self.scales_loss else loss
         variables = self.learned_variables
         # Dense, as a reduction of IndexedSlices is slow or fails (TRAPS 12); of known shape where a batch has none.
         gradients = [tf.convert_to_tensor(gradient) for gradient in tape.gradient(loss, variables)]
@@ -223,14 +312,14 @@ def unpack(data):
     return features, position
 
 
-def trace(step, iterator) -> None:
+def trace(step, iterator, *specs) -> None:
     """Makes the graph of a step from what any batch may be, once.
 
     From its first batch it would be made for that length and again for any: a run that goes on in the middle would
     have other graphs, and other last bits.
     """
     if hasattr(step, "get_concrete_function") and step.experimental_get_tracing_count() == 0:
-        step.get_concrete_function(iterator.element_spec)
+        step.get_concrete_function(iterator.element_spec, *specs)
 
 
 def run_steps(step, iterator, steps):

@@ -94,7 +94,7 @@ def test_batches_of_several_lengths_share_one_graph_whichever_comes_first(monkey
     for name in ("_train_step", "_test_step"):
         original = getattr(type(model), name)
         monkeypatch.setattr(
-            type(model), name, lambda *arguments, f=original: traced.append(arguments[-1]) or f(*arguments)
+            type(model), name, lambda *arguments, f=original: traced.append(arguments[2]) or f(*arguments)
         )
     by_sequence = ("input_ids", "input_mask", "segment_ids")
 
@@ -152,43 +152,47 @@ def test_xla_changes_nothing_but_the_rounding(model):
         np.testing.assert_allclose(other.numpy(), variable.numpy(), atol=1e-4, err_msg=variable.path)
 
 
-def test_half_precision_computes_near_single_precision_and_keeps_single_precision_variables(model):
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_half_precision_computes_near_single_precision_and_keeps_single_precision_variables(model, precision):
     expected = fit(model, dataset(), 2)
-    half = new_model(dtype="mixed_bfloat16")
+    half = new_model(dtype=f"mixed_{precision}")
     half.compile(new_optimizer(), jit_compile=False)
     assert fit(half, dataset(), 2)["loss"] == pytest.approx(expected["loss"], rel=0.02)
     assert {variable.dtype for variable in half.weights} == {"float32"}
 
 
-@pytest.mark.parametrize("xla", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_two_replicas_train_and_evaluate_as_one(start, tmp_path, xla):
-    process = start(tiny_run.on_two_replicas, tmp_path / "two.npz", jit_compile=xla, steps_per_execution=3)
-    one = new_model(dropout=0)
-    one.compile(new_optimizer(), jit_compile=False)
-    history, tokens = fit(one, dataset(), 3), float(one.real_tokens.result())
-    scores = one.evaluate(dataset(0, 3), verbose=0, return_dict=True)
-    process.join()
-    two = np.load(tmp_path / "two.npz")
-    assert two["real_tokens"] == tokens
-    assert two["data_position"].tolist() == one.data_position.numpy().tolist() == [0, 0, 3]
-    for name, value in history.items():
-        assert two[f"train_{name}"] == pytest.approx(value, rel=1e-5), name
-    for name, value in scores.items():
-        assert two[f"held_out_{name}"] == pytest.approx(value, rel=1e-5), name
-    for number, variable in enumerate(one.weights):
-        np.testing.assert_allclose(two[f"arr_{number}"], variable.numpy(), atol=1e-5, err_msg=variable.path)
+def test_what_is_computed_twice_for_less_memory_is_the_same(model):
+    twice = new_model(num_hidden_layers=2)
+    once = new_model(num_hidden_layers=2)
+    twice.bert.recompute = True
+    for one in (once, twice):
+        one.compile(new_optimizer(), jit_compile=False, accumulation=2)
+    expected = fit(once, dataset(), 3)
+    assert fit(twice, dataset(), 3) == {name: pytest.approx(value, rel=1e-6) for name, value in expected.items()}
+    for variable, other in zip(once.variables, twice.variables, strict=True):
+        np.testing.assert_allclose(other.numpy(), variable.numpy(), atol=1e-6, err_msg=variable.path)
+    calls = []
+    twice.bert.encoder_layers[0].recomputed = lambda *arguments: calls.append(1) or arguments[0]
+    twice({name: value for name, value in batch(0).items() if name != "data_position"}, training=True)
+    assert calls == [1]
 
 
-def test_two_replicas_draw_their_own_dropout(start, tmp_path):
-    options = {"steps": 1, "dropout": 0.5, "twice_the_same": True, "run_eagerly": True}
-    process = start(tiny_run.on_two_replicas, tmp_path / "two.npz", **options)
-    one = new_model(dropout=0.5)
-    one.compile(new_optimizer(), run_eagerly=True)
-    features = {name: value[:2] if name != "data_position" else value for name, value in batch(0).items()}
-    alone = fit(one, tf.data.Dataset.from_tensors(features), 1)["loss"]
-    process.join()
-    # Both replicas see what the one saw: with its dropout masks they would have its loss.
-    assert abs(np.load(tmp_path / "two.npz")["train_loss"] - alone) > 1e-3
+def test_a_gradient_that_overflows_in_float16_moves_nothing_and_halves_the_loss_scale():
+    half = new_model(dtype="mixed_float16")
+    half.compile(new_optimizer(), jit_compile=False)
+    before = [weight.numpy() for weight in half.weights]
+    half.loss_scale.assign(2.0**40)
+    history = fit(half, dataset(), 1)
+    assert half.steps_done == 1 and float(half.loss_scale) == 2.0**39 and history["gradient_norm"] == [0.0]
+    for weight, value in zip(half.weights, before, strict=True):
+        np.testing.assert_array_equal(weight.numpy(), value)
+    half.loss_scale.assign(2.0**15)
+    half.steps_at_scale.assign(1999)
+    fit(half, dataset(1), 1)
+    assert float(half.loss_scale) == 2.0**16 and int(half.steps_at_scale) == 0
+    assert any((weight.numpy() != value).any() for weight, value in zip(half.weights, before, strict=True))
+    half.loss_scale.assign(2.0**40)
+    assert {"loss_scale", "steps_at_scale"} <= state(half).keys()
 
 
 def test_a_model_saved_as_keras_saves_goes_on_with_its_optimizer_and_settings(model, tmp_path):

@@ -1,8 +1,11 @@
 """A pre-training run of seconds, of the parts that recipes/pretrain.py is made of."""
 
+import contextlib
 import hashlib
 import os
 import signal
+import socket
+import sys
 import time
 from pathlib import Path
 
@@ -12,9 +15,11 @@ import tensorflow as tf
 
 from kbert.config import BertConfig
 from kbert.model.pretraining import BertPretrainer
-from kbert.training.checkpointing import Checkpoint, check_settings, state
+from kbert.training.checkpointing import Checkpoint, Stopped, check_settings, state
+from kbert.training.distribution import chief_first, is_chief, new_strategy
 from kbert.training.monitoring import Evaluate, EventFiles, Monitor
 from kbert.training.optimization import BertAdam, WarmupLinearDecay
+from kbert.training.step import WorkerLost
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
 LENGTH, PREDICTIONS = 16, 3
@@ -35,8 +40,8 @@ def new_model(dropout=0.1, dtype=None, **changes):
     return BertPretrainer(BertConfig(**fields | changes), dtype=dtype)
 
 
-def new_optimizer(steps=100):
-    return BertAdam(WarmupLinearDecay(1e-2, steps, 5))
+def new_optimizer(steps=100, peak=1e-2):
+    return BertAdam(WarmupLinearDecay(peak, steps, 5))
 
 
 def batch(number, size=4):
@@ -71,25 +76,54 @@ class Slow(keras.callbacks.Callback):
         time.sleep(0.05)
 
 
-def train(output, steps=24, **options):
-    """Trains up to `steps`, from the last checkpoint if there is one; a digest of all weights in `<output>/digest`."""
+class Signal(keras.callbacks.Callback):
+    """Sends this process a signal at the end of a step."""
+
+    def __init__(self, step, number):
+        super().__init__()
+        self.step, self.number = step, number
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.model.steps_done == self.step:
+            os.kill(os.getpid(), self.number)
+
+
+def train(output, steps=24, replicas=1, cluster=None, at=None, dropout=0.1, peak=1e-2, **options):
+    """Trains up to `steps`, from the last checkpoint if there is one; a digest of all weights in `<output>/digest`.
+
+    at: a step and a signal that this process then gets. Ends with status 3 where another process is lost, 128 and the
+    signal where it was stopped.
+    """
     tf.config.experimental.enable_op_determinism()
     settings = {"steps": steps, "seed": 1}
-    check_settings(output, settings)
-    model = new_model()
-    model.compile(new_optimizer(steps), **{"jit_compile": False, **options})
+    word = "multi_worker" if cluster else "mirrored" if replicas > 1 else "one"
+    strategy = new_strategy(word, replicas if word == "mirrored" else None, cluster)
+    with chief_first(strategy):
+        check_settings(output, settings)
+    with strategy.scope():
+        model = new_model(dropout)
+        model.compile(new_optimizer(steps, peak), **{"jit_compile": False, **options})
     checkpoint = Checkpoint(output, settings, every=4)
     start = checkpoint.restore(model)
     events = EventFiles(Path(output) / "logs", checkpoint)
     callbacks = [
         Monitor(events, settings, every=3),
         Evaluate(dataset(500, 503), events, every=6, baselines={"masked_lm_loss": 3.2}),
+        *([Signal(*at)] if at else []),
         checkpoint,
         Slow(),
     ]
     data = dataset(int(model.data_position[-1]), 100)
-    model.fit(data, steps_per_epoch=steps - start, callbacks=callbacks, shuffle=False, verbose=0)
-    Path(output, "digest").write_text(digest(model, "seconds"))
+    try:
+        model.fit(data, steps_per_epoch=steps - start, callbacks=callbacks, verbose=0)
+    except WorkerLost as error:
+        Path(output, "lost").write_text(str(error))
+        os._exit(3)
+    except Stopped as stopped:
+        sys.exit(128 + stopped.signal)
+    if is_chief(strategy):
+        Path(output, "digest").write_text(digest(model, "seconds"))
+        np.savez(Path(output) / "weights.npz", *[variable.numpy() for variable in model.weights])
 
 
 def digest(model, *ignored):
@@ -117,27 +151,55 @@ def train_until_write(output, moment, number):
     train(output)
 
 
-def on_two_replicas(output, steps=3, dropout=0.0, twice_the_same=False, **options):
-    """Trains with two halves of each batch, or the first half twice; scores and weights are left in `output`."""
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+def small(number, size):
+    """A batch of the small BERT's runs on several replicas: some rows have no prediction at all."""
+    features = batch(number, size)
+    features["masked_lm_weights"][:: 3 + number % 3] = 0
+    return features
+
+
+class EachCall(keras.callbacks.Callback):
+    """Loss and gradient norm over the steps of each call, and then resets them."""
+
+    def __init__(self):
+        super().__init__()
+        self.losses, self.norms = [], []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.losses.append(logs["loss"])
+        self.norms.append(logs["gradient_norm"])
+        self.model.reset_metrics()
+
+
+def on_replicas(output, replicas=1, cluster=None, steps=20, size=16, dropout=0.0, rows=None, **options):
+    """Trains a small BERT on parts of the CPU, or in a process of a cluster; what it reached is left in `output`.
+
+    rows: the numbers of those of each batch that are taken, instead of all.
+    """
+    tf.config.experimental.enable_op_determinism()
+    word = "multi_worker" if cluster else "mirrored" if replicas > 1 else "one"
+    strategy = new_strategy(word, replicas if word == "mirrored" else None, cluster)
     with strategy.scope():
-        model = new_model(dropout=dropout)
-        model.compile(new_optimizer(), **{"jit_compile": False, **options})
+        model = new_model(dropout, num_hidden_layers=2)
+        model.compile(new_optimizer(peak=1e-4), **{"jit_compile": False, **options})  # the paper's rate
+    batches = [small(number, size) for number in range(steps)]
+    if rows is not None:
+        batches = [{name: v if name == "data_position" else v[rows] for name, v in one.items()} for one in batches]
+    data = tf.data.Dataset.from_tensor_slices({name: np.stack([b[name] for b in batches]) for name in batches[0]})
+    each = EachCall()
+    model.fit(data, steps_per_epoch=steps, callbacks=[each], verbose=0)
+    scores = model.evaluate(data, verbose=0, return_dict=True)
+    if is_chief(strategy):
+        results = {f"held_out_{name}": value for name, value in scores.items()}
+        results |= {"losses": each.losses, "norms": each.norms, "data_position": model.data_position.numpy()}
+        results |= {f"variable {variable.path}": variable.numpy() for variable in model.weights}
+        np.savez(output, digest=digest(model, "seconds"), **results)
 
-    def halves(context):
-        parts = []
-        for number in range(steps):
-            for rows in (slice(0, 2), slice(0, 2) if twice_the_same else slice(2, 4)):
-                part = batch(number)
-                parts.append({name: part[name] if name == "data_position" else part[name][rows] for name in part})
-        return tf.data.Dataset.from_tensor_slices({name: np.stack([part[name] for part in parts]) for name in parts[0]})
 
-    data = strategy.distribute_datasets_from_function(halves)
-    history = model.fit(data, steps_per_epoch=steps, shuffle=False, verbose=0).history
-    results = {f"train_{name}": value for name, value in history.items()}
-    results |= {"data_position": model.data_position.numpy(), "real_tokens": float(model.real_tokens.result())}
-    scores = model.evaluate(data, steps=steps, verbose=0, return_dict=True)
-    results |= {f"held_out_{name}": value for name, value in scores.items()}
-    np.savez(output, *[variable.numpy() for variable in model.weights], **results)
+def free_addresses(count):
+    """Addresses on this machine whose ports nobody uses."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("localhost", 0))
+        return tuple(f"localhost:{one.getsockname()[1]}" for one in sockets)

@@ -1,0 +1,63 @@
+"""Where a recipe's run trains, as flags: on which devices, in how many processes, in what precision."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Strategy = Literal["one", "mirrored", "multi_worker", "tpu"]
+
+
+@dataclass(frozen=True)
+class DeviceRule:
+    """On what the run trains; the results are the same, but for rounding and, in half precision, more of it.
+
+    Args:
+        replicas: parts of the CPU, each a replica, where there is no GPU.
+        workers: host:port of each process, for multi_worker; the first is the chief, which writes. By default
+            TF_CONFIG's.
+        worker: number of this process among them, from 0.
+        precision: of products and what is between them; variables and sums are float32.
+        recompute: keep only the layers' outputs for the gradient and compute the rest twice: less memory, more time.
+    """
+
+    replicas: int | None = None
+    workers: tuple[str, ...] = ()
+    worker: int | None = None
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    recompute: bool = False
+
+
+def start(word: str, rule: DeviceRule, tf_config: str | None = None):
+    """Prepares TensorFlow and Keras for a run, before they compute anything; returns the tf.distribute.Strategy.
+
+    tf_config: what the environment variable TF_CONFIG says. Where this process is not the chief it then prints nothing.
+    Raises ValueError for what does not go together or is not on this machine.
+    """
+    if bool(rule.workers) != (rule.worker is not None):
+        raise ValueError(f"--devices.workers and --devices.worker {rule.worker}: expected both or none of them")
+    if rule.workers and word != "multi_worker":
+        raise ValueError(f"--devices.workers with --strategy {word}: expected --strategy multi_worker")
+    import keras
+
+    from kbert import report
+    from kbert.training.distribution import Cluster, is_chief, new_strategy
+
+    cluster = None
+    if word == "multi_worker":
+        if not rule.workers and not tf_config:
+            raise ValueError("--strategy multi_worker: expected --devices.workers and --devices.worker, or TF_CONFIG")
+        cluster = Cluster(rule.workers, rule.worker) if rule.workers else Cluster.from_json(tf_config)
+        cluster.check("--devices.workers" if rule.workers else "TF_CONFIG")
+        report.CONSOLE.print(f"worker {cluster.number} of {len(cluster.workers)}; waiting for all of them")
+    if rule.precision != "float32":
+        keras.config.set_dtype_policy(f"mixed_{rule.precision}")
+    strategy = new_strategy(word, rule.replicas, cluster)
+    report.CONSOLE.quiet = not is_chief(strategy)
+    return strategy
+
+
+def check_batch(batch_size: int, strategy, accumulation: int = 1) -> None:
+    """Raises ValueError for a batch that the replicas cannot share equally."""
+    replicas = strategy.num_replicas_in_sync
+    if batch_size < 1 or accumulation < 1 or batch_size % (replicas * accumulation):
+        of = f"{replicas} replica{'s' if replicas > 1 else ''} x accumulation {accumulation}"
+        raise ValueError(f"--batch-size {batch_size}: {of} does not divide it")

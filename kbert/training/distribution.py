@@ -1,0 +1,199 @@
+"""Where a run trains: on one device, on several of a process, or in several processes that train as one.
+
+one           this process's first device
+mirrored      all GPUs of this process; without any, the parts of the CPU that are asked for
+multi_worker  the devices of several processes, each started with the same command and its own number
+tpu           the TPU that TensorFlow finds (not verified on hardware)
+"""
+
+import contextlib
+import json
+import socket
+from typing import NamedTuple
+
+import tensorflow as tf
+
+WORDS = ("one", "mirrored", "multi_worker", "tpu")
+SUM = tf.distribute.ReduceOp.SUM
+
+
+class Cluster(NamedTuple):
+    """The addresses, host:port, of all processes, of which the first is the chief, and the number of this one."""
+
+    workers: tuple[str, ...]
+    number: int
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "TF_CONFIG") -> "Cluster":
+        """What TF_CONFIG says; raises ValueError for what is not JSON or describes no cluster of workers."""
+        try:
+            content = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"{source} is not JSON ({error}): {text[:80]}") from None
+        expected = '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}'
+        try:
+            jobs, task = content["cluster"], content["task"]
+            chiefs, workers = jobs.get("chief", []), jobs.get("worker", [])
+            before = {"chief": 0, "worker": len(chiefs)}[task["type"]]
+            cluster = cls((*chiefs, *workers), before + int(task["index"]))
+        except (KeyError, TypeError, AttributeError, ValueError):
+            raise ValueError(f"{source} is {text[:200]}, expected {expected}") from None
+        cluster.check(source)
+        return cluster
+
+    def check(self, source: str) -> None:
+        """Raises ValueError for addresses that are none and for a number that no worker has."""
+        for address in self.workers:
+            host, _, port = str(address).rpartition(":")
+            if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+                raise ValueError(f"{source}: {address!r} is no address, expected host:port")
+        if len(set(self.workers)) < len(self.workers):
+            raise ValueError(f"{source}: an address is there twice in {', '.join(self.workers)}")
+        if not 0 <= self.number < len(self.workers):
+            raise ValueError(f"{source}: this is worker {self.number}, expected 0 to {len(self.workers) - 1}")
+
+
+def new_strategy(word: str, replicas: int | None = None, cluster: Cluster | None = None) -> tf.distribute.Strategy:
+    """The strategy of a word; to be made before TensorFlow computes anything.
+
+    replicas: parts of the CPU, for mirrored and multi_worker where there is no GPU. Raises ValueError for what this
+    machine does not have, and OSError if the port of this worker is taken.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    if replicas is not None and (replicas < 1 or gpus or word not in ("mirrored", "multi_worker")):
+        why = f"there are {len(gpus)} GPUs, and each is a replica" if gpus else f"the strategy is {word}"
+        raise ValueError(f"replicas is {replicas}; expected a number of parts of the CPU, at least 1; {why}")
+    if (cluster is not None) != (word == "multi_worker"):
+        raise ValueError(f"the strategy is {word} and the cluster {cluster}; expected a cluster for multi_worker alone")
+    match word:
+        case "one":
+            return tf.distribute.get_strategy()
+        case "mirrored":
+            devices = parts_of_cpu(replicas)
+            if not gpus and len(devices) < 2:
+                raise ValueError("mirrored: there is no GPU; expected at least 2 replicas, parts of the CPU")
+            return tf.distribute.MirroredStrategy(None if gpus else devices)
+        case "multi_worker":
+            parts_of_cpu(replicas)
+            return of_cluster(cluster)
+        case "tpu":
+            return of_tpu()
+    raise ValueError(f"the strategy is {word!r}, expected one of {', '.join(WORDS)}")
+
+
+def parts_of_cpu(count: int | None) -> list[str]:
+    """Makes so many devices of the CPU; None leaves it whole."""
+    if count is None:
+        return ["CPU:0"]
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+    return [f"CPU:{number}" for number in range(count)]
+
+
+def of_cluster(cluster: Cluster) -> tf.distribute.Strategy:
+    host, _, port = cluster.workers[cluster.number].rpartition(":")
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind(("", int(port)))
+        except OSError as error:
+            raise ValueError(f"worker {cluster.number}: port {port} of {host}: {error.strerror}") from None
+    kind = tf.distribute.experimental.CommunicationImplementation
+    gpus = tf.config.list_physical_devices("GPU")
+    return tf.distribute.MultiWorkerMirroredStrategy(
+        tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec({"worker": list(cluster.workers)}),
+            task_type="worker",
+            task_id=cluster.number,
+            rpc_layer="grpc",
+        ),
+        tf.distribute.experimental.CommunicationOptions(implementation=kind.AUTO if gpus else kind.RING),
+    )
+
+
+def of_tpu() -> tf.distribute.Strategy:
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect()
+    except (ValueError, tf.errors.OpError) as error:
+        raise ValueError(f"tpu: TensorFlow finds none ({str(error).splitlines()[0]})") from None
+    return tf.distribute.TPUStrategy(resolver)
+
+
+def workers(strategy: tf.distribute.Strategy) -> int:
+    """How many processes train together."""
+    resolver = strategy.cluster_resolver
+    return len(resolver.cluster_spec().as_dict().get("worker", [])) or 1 if resolver else 1
+
+
+def is_chief(strategy: tf.distribute.Strategy) -> bool:
+    """Whether this process writes the run's files: the first one does."""
+    return workers(strategy) == 1 or strategy.cluster_resolver.task_id == 0
+
+
+@contextlib.contextmanager
+def chief_first(strategy: tf.distribute.Strategy):
+    """What is in it is done by the chief, then by the others, who find its files there."""
+    if not is_chief(strategy):
+        agree(strategy, {})
+    yield
+    if is_chief(strategy):
+        agree(strategy, {})
+
+
+def agree(strategy: tf.distribute.Strategy, settings: dict) -> None:
+    """Waits for all processes; raises ValueError in each, naming what differs, unless they have the same settings."""
+    if workers(strategy) == 1:
+        return
+    mine = tf.strings.unicode_decode(json.dumps(settings, sort_keys=True), "UTF-8")
+
+    def gathered():
+        replica = tf.distribute.get_replica_context()
+        return replica.all_gather(tf.size(mine)[None], 0), replica.all_gather(mine, 0)
+
+    lengths, codes = (strategy.experimental_local_results(values)[0] for values in strategy.run(gathered))
+    texts = tf.strings.unicode_encode(tf.RaggedTensor.from_row_lengths(codes, lengths), "UTF-8").numpy()
+    chiefs, *others = (json.loads(text) for text in texts)
+    for number, other in enumerate(others, start=1):
+        different = [name for name in chiefs.keys() | other.keys() if chiefs.get(name) != other.get(name)]
+        if different:
+            told = [f"{name} is {chiefs.get(name)!r} and {other.get(name)!r}" for name in sorted(different)]
+            worker = number * workers(strategy) // len(texts)
+            raise ValueError(f"worker 0 and worker {worker} were started with other settings: {'; '.join(told)}")
+
+
+def shared_out(batches: tf.data.Dataset, strategy: tf.distribute.Strategy):
+    """Global batches as what each replica takes of them: the same rows however replicas lie in processes.
+
+    Replica r of R takes the r-th of R equal parts. Every process makes whole batches, which is cheap beside the step.
+    Raises ValueError for batches that the replicas cannot share.
+    """
+    replicas = strategy.num_replicas_in_sync
+    if replicas == 1:
+        return batches
+    size = batches.element_spec["input_ids"].shape[0]
+    if size is None or size % replicas:
+        raise ValueError(f"a batch has {size} sequences, which {replicas} replicas cannot share equally")
+
+    def parts(batch):
+        """[R * n, ...] -> [R, n, ...]; the position of the batch is that of every part."""
+        batch = dict(batch)
+        position = {name: batch.pop(name) for name in ("data_position",) if name in batch}
+        rows = {}
+        for name, values in batch.items():
+            rows[name] = tf.reshape(values, tf.concat([[replicas, size // replicas], tf.shape(values)[1:]], 0))
+            rows[name].set_shape([replicas, size // replicas, *values.shape[1:]])
+        return rows | {name: tf.repeat(values[None], replicas, axis=0) for name, values in position.items()}
+
+    def of_process(context):
+        here = replicas // context.num_input_pipelines
+        first = context.input_pipeline_id * here
+
+        def local(batch):
+            return {name: values[first : first + here] for name, values in parts(batch).items()}
+
+        mine = batches.map(tf.autograph.experimental.do_not_convert(local)).unbatch()
+        return mine.prefetch(here)
+
+    # Every process has as many batches: none asks the others at each step, and shapes stay static.
+    strategy.extended.experimental_enable_get_next_as_optional = False
+    return strategy.distribute_datasets_from_function(of_process)
