@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from stranger import FURTHER, PRETRAIN, ROOT, SMALLER, recipe
+from stranger import FURTHER, PRETRAIN, ROOT, SMALLER, call, recipe
 
 import kbert
 
@@ -20,14 +20,14 @@ def readme_commands() -> list[str]:
     return re.findall(r"^python recipes/.*$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
 
 
-def test_every_command_of_the_readme_runs(folder):
+def test_every_command_of_the_readme_runs(folder, monkeypatch):
+    monkeypatch.chdir(folder)
     commands = readme_commands()
     assert len(commands) >= 3
     for command in commands:
         name = re.search(r"recipes/(\w+)\.py", command)[1]
         smaller = SMALLER[name].replace("--size tiny", "") if "--start" in command else SMALLER[name]
-        done = recipe(f"{command} {smaller}", folder)
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        call(f"{command} {smaller}")
     metrics = json.loads((folder / "runs" / "books" / "metrics.json").read_text())
     assert {"held_out_masked_lm_loss", "held_out_next_sentence_accuracy", "baseline_masked_lm_loss"} <= set(metrics)
     assert (folder / "saved_models" / "books" / "1" / "saved_model.pb").exists()
@@ -52,22 +52,22 @@ def test_every_command_of_the_readme_runs(folder):
     assert len((folder / "vectors.jsonl").read_text().splitlines()) == 4
 
 
-def test_pretraining_goes_on_from_a_trained_model_and_names_what_is_new(folder, start, tmp_path):
+def test_pretraining_goes_on_from_a_trained_model_and_names_what_is_new(folder, start, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
     trained, _ = kbert.load(start)
     command = FURTHER.replace("START", str(start)).replace("OUT", str(tmp_path / "further"))
-    done = recipe(command + " --optimizer.learning-rate 1e-9 --steps 2", folder)
-    assert done.returncode == 0, done.stderr
-    new = done.stdout.partition("new, as the start has none: ")[2].split("\n")[0].split(", ")
+    call(command + " --optimizer.learning-rate 1e-9 --steps 2")
+    new = capsys.readouterr().out.partition("new, as the start has none: ")[2].split("\n")[0].split(", ")
     assert len(new) == 7 and {"masked_lm_bias", "next_sentence_dense/kernel"} <= set(new)
     further, _ = kbert.load(tmp_path / "further")
     for name in ("position_embeddings", "token_embeddings"):
         np.testing.assert_allclose(
             getattr(further.bert.embeddings, name), getattr(trained.bert.embeddings, name), atol=1e-5
         )
-    done = recipe(command + " --sequence-length 512 --size tiny", folder)
-    assert done.returncode == 2 and "--size tiny: the start" in done.stderr
-    done = recipe(command + " --text.lower-case False", folder)
-    assert done.returncode == 2 and "do_lower_case is True, and lower_case False was asked for" in done.stderr
+    with pytest.raises(ValueError, match="--size tiny: the start"):
+        call(command + " --sequence-length 512 --size tiny")
+    with pytest.raises(ValueError, match="do_lower_case is True, and lower_case False was asked for"):
+        call(command + " --text.lower-case False")
 
 
 def test_a_killed_run_ends_with_the_same_weights_to_the_bit_and_each_step_logged_once(folder):
@@ -110,33 +110,34 @@ def test_ctrl_c_saves_and_says_how_to_go_on(folder):
     assert list((folder / "stopped" / "checkpoints").glob("step-*.safetensors"))
 
 
-def test_the_encoder_goes_to_every_format_and_back(folder, start, tmp_path):
+def test_the_encoder_goes_to_every_format_and_back(folder, start, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder)
     first = kbert.load(start)[0]
     # Google's format has always a pooler, and so has this start.
     for format in ("google", "keras_hub"):
         command = f"python recipes/convert_weights.py --input {start} --output {tmp_path / format} --to {format}"
-        done = recipe(f"{command} --encoder-only --lower-case True", folder)
-        assert done.returncode == 0, done.stderr
+        call(f"{command} --encoder-only --lower-case True")
         found = kbert.load(tmp_path / format)[0]
         for one, other in zip(found.bert.weights, first.bert.weights, strict=True):
             np.testing.assert_array_equal(one, other)
-    done = recipe(f"python recipes/convert_weights.py --input {start} --output new --lower-case False", folder)
-    assert done.returncode == 2 and "do_lower_case is True, and lower_case False was asked for" in done.stderr
+    with pytest.raises(ValueError, match="do_lower_case is True, and lower_case False was asked for"):
+        call(f"python recipes/convert_weights.py --input {start} --output new --lower-case False")
 
 
 @pytest.mark.parametrize("objectives", ["mlm", "left-to-right"])
-def test_the_ablations_without_next_sentences_are_trained(folder, objectives):
+def test_the_ablations_without_next_sentences_are_trained(folder, monkeypatch, objectives):
+    monkeypatch.chdir(folder)
     output = f"ablation-{objectives}"
-    done = recipe(f"{PRETRAIN.replace('OUT', output)} --objectives {objectives}", folder)
-    assert done.returncode == 0, done.stdout + done.stderr
+    call(f"{PRETRAIN.replace('OUT', output)} --objectives {objectives}")
     metrics = json.loads((folder / output / "metrics.json").read_text())
     assert "held_out_masked_lm_loss" in metrics and not [name for name in metrics if "next_sentence" in name]
     assert kbert.load(folder / output)[0].config.causal == (objectives == "left-to-right")
 
 
-def test_a_small_p_is_warned_about_with_the_share_lost(folder):
-    done = recipe(PRETRAIN.replace("OUT", "cut") + " --masking.max-predictions 2 --steps 1", folder)
-    assert done.returncode == 0 and "2 predictions a sequence cut off 60% of a full one's" in done.stdout
+def test_a_small_p_is_warned_about_with_the_share_lost(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    call(PRETRAIN.replace("OUT", "cut") + " --masking.max-predictions 2 --steps 1")
+    assert "2 predictions a sequence cut off 60% of a full one's" in capsys.readouterr().out
 
 
 @pytest.mark.long
