@@ -104,6 +104,8 @@ class TrainingStep:
         return {name: getattr(self, name) for name in names}
 
     def fit(self, x=None, *args, steps_per_epoch=None, **options):
+        if steps_per_epoch == 0:
+            raise ValueError("steps_per_epoch is 0, expected at least 1: Keras would train to the end of the dataset")
         if steps_per_epoch and steps_per_epoch % self.steps_per_execution:
             raise ValueError(
                 f"steps_per_epoch is {steps_per_epoch}, expected a multiple of steps_per_execution "

@@ -1,6 +1,7 @@
 """The number of replicas and of processes changes nothing about what a run computes; what cannot be is refused."""
 
 import itertools
+import random
 import signal
 import socket
 import time
@@ -8,6 +9,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.summary.summary_iterator import summary_iterator
 
 from kbert.training.distribution import Cluster, new_strategy, shared_out, workers
 from tests.training import tiny_run
@@ -202,3 +204,52 @@ def test_a_run_goes_on_with_another_number_of_replicas(start, tmp_path):
     for name in expected:
         distance = np.linalg.norm(reached[name] - expected[name])
         assert distance <= TOLERANCE * max(np.linalg.norm(expected[name]), 1e-3 * expected[name].size ** 0.5)
+
+
+def until_done(start, output, kill, processes=1, replicas=1):
+    """Starts a run until it is done; `kill` says after how many seconds one of its processes is killed, or None."""
+    for seconds in itertools.chain(kill, itertools.repeat(None)):
+        addresses = free_addresses(processes)
+        clusters = [Cluster(addresses, number) if processes > 1 else None for number in range(processes)]
+        running = [start(tiny_run.train, output, replicas=replicas, cluster=cluster) for cluster in clusters]
+        if seconds is not None:
+            time.sleep(seconds)
+            random.choice(running).kill()
+        for process in running:
+            process.join(timeout=120)
+            assert process.exitcode is not None, "a process that lost another goes on waiting"
+        if seconds is None:
+            assert [process.exitcode for process in running] == [0] * processes
+            return
+
+
+@pytest.mark.parametrize(
+    ("processes", "replicas", "runs"),
+    [
+        (1, 2, 1),
+        pytest.param(1, 1, 20, marks=pytest.mark.long),
+        pytest.param(1, 2, 20, marks=pytest.mark.long),
+        pytest.param(2, 1, 20, marks=pytest.mark.long),
+    ],
+)
+def test_runs_killed_at_any_moment_end_with_the_same_bits(start, tmp_path, processes, replicas, runs):
+    begin = time.perf_counter()
+    until_done(start, tmp_path / "whole", [], processes, replicas)
+    longest = time.perf_counter() - begin
+    for number in range(runs):
+        output = tmp_path / f"killed {number}"
+        until_done(start, output, [random.uniform(0.3, 1) * longest for _ in range(2)], processes, replicas)
+        assert (output / "digest").read_text() == (tmp_path / "whole" / "digest").read_text()
+        assert steps_logged(output) == steps_logged(tmp_path / "whole")
+
+
+def steps_logged(output) -> list:
+    """Every step in the run's logs, as often as it is there."""
+    events = [
+        (event.step, value.tag)
+        for path in sorted((output / "logs").glob("train/events.*"))
+        for event in summary_iterator(str(path))
+        for value in event.summary.value
+    ]
+    assert len(events) == len(set(events))
+    return sorted(events)

@@ -1,3 +1,4 @@
+import functools
 import time
 import warnings
 
@@ -128,6 +129,8 @@ def test_steps_that_a_call_does_not_divide_are_refused(model):
     several.compile(new_optimizer(), jit_compile=False, steps_per_execution=3)
     with pytest.raises(ValueError, match="steps_per_epoch is 7, expected a multiple of steps_per_execution 3"):
         fit(several, dataset(), 7)
+    with pytest.raises(ValueError, match="steps_per_epoch is 0, expected at least 1"):
+        fit(several, dataset(), 0)
 
 
 def test_a_batch_taken_in_parts_gives_the_same_update(model):
@@ -150,6 +153,23 @@ def test_xla_changes_nothing_but_the_rounding(model):
     assert fit(compiled, dataset(), 2) == {name: pytest.approx(value, rel=1e-4) for name, value in expected.items()}
     for variable, other in zip(model.weights, compiled.weights, strict=True):
         np.testing.assert_allclose(other.numpy(), variable.numpy(), atol=1e-4, err_msg=variable.path)
+
+
+def test_the_whole_step_compiles_with_static_shapes_and_holds_no_string(model):
+    """The nearest thing to a TPU here: forward, backward, reduction, optimizer and metrics in one XLA program."""
+    assert all(one.shape.is_fully_defined() for one in dataset().element_spec.values())
+    whole = new_model()
+    whole.compile(new_optimizer(), jit_compile=False)
+    step = tf.function(functools.partial(whole._train_step, whole._gradients), jit_compile=True, autograph=False)
+    features = {name: tf.constant(value) for name, value in batch(0).items()}
+    expected = fit(model, dataset(), 1)
+    reached = step(features, tf.constant(0.0))
+    operations = step.get_concrete_function(features, tf.constant(0.0)).graph.get_operations()
+    assert not [operation for operation in operations for tensor in operation.outputs if tensor.dtype == tf.string]
+    assert {name: float(reached[name]) for name in expected} == {
+        name: pytest.approx(values[0], rel=1e-4) for name, values in expected.items()
+    }
+    assert whole.steps_done == 1
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])

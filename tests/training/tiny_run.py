@@ -115,7 +115,8 @@ def train(output, steps=24, replicas=1, cluster=None, at=None, dropout=0.1, peak
     ]
     data = dataset(int(model.data_position[-1]), 100)
     try:
-        model.fit(data, steps_per_epoch=steps - start, callbacks=callbacks, verbose=0)
+        if start < steps:
+            model.fit(data, steps_per_epoch=steps - start, callbacks=callbacks, verbose=0)
     except WorkerLost as error:
         Path(output, "lost").write_text(str(error))
         os._exit(3)
