@@ -67,6 +67,9 @@ def main(
         raise ValueError("--vectors says which vectors are the answer; expected --vectors.unit beside it")
     import kbert
     from kbert import report
+    from kbert.serving.export import models_config
+    from kbert.serving.warm_up import is_possible
+    from kbert.whole_file import write_whole
 
     trained, tokenizer = kbert.load(model, lower_case=lower_case)
     if vectors.unit is not None:
@@ -77,10 +80,13 @@ def main(
             raise ValueError(f"--{flag} {options[flag]}: expected a {kind}, {model} is a {type(trained).__name__}")
     with report.CONSOLE.status("Writing the SavedModel"):
         path = kbert.export(trained, tokenizer, Path(output) / name, **options)
+    write_whole(Path(output) / "models.config", models_config(output).encode())
     signatures, asked, answer = ask(path)
 
     size = sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())
     report.table(f"{path}, {size / 1e6:.1f} MB", signatures, ("signature", "inputs", "outputs"))
+    if not is_possible():
+        print("without warm-up requests, as tensorflow-serving-api is not installed (pip install '.[serve]')")
     report.table("Its answer", answer, ("", "; ".join(str(value[0]) for value in asked.values())))
     print("To ask it from Python:\n")
     print("    import tensorflow as tf, tensorflow_text")

@@ -1,5 +1,6 @@
 """SavedModels that answer raw text, in the folders that TensorFlow Serving reads."""
 
+import json
 import os
 import shutil
 import tempfile
@@ -8,6 +9,7 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
+from kbert.serving import warm_up
 from kbert.serving.passages import ChooseEnding, FindAnswer, TagWords
 from kbert.serving.questions import Classify, Embed, FillBlanks, NextSentence, Regress
 
@@ -20,8 +22,8 @@ def export(model: keras.Model, tokenizer, directory: str | os.PathLike, **option
     BertFeatures(model.bert) is one for its vectors.
     """
     directory = Path(directory)
-    functions = {}
-    for question in questions(model, tokenizer, **options):
+    asked, functions = questions(model, tokenizer, **options), {}
+    for question in asked:
         functions |= {name: f.get_concrete_function() for name, f in question.signatures().items()}
     root = tf.Module()
     # The weights the graphs read and no more: no optimizer, no metrics, no dropout state.
@@ -31,12 +33,40 @@ def export(model: keras.Model, tokenizer, directory: str | os.PathLike, **option
     unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=directory))
     try:
         tf.saved_model.save(root, unfinished, signatures=functions)
+        write_extra(unfinished, model, asked, functions)
         unfinished.chmod(0o755)  # a server may run as another user, whom mkdtemp shuts out
         path = directory / str(next_version(directory))
         unfinished.rename(path)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return str(path)
+
+
+def write_extra(folder: Path, model, asked: list, functions: dict) -> None:
+    """What a server or a reader may want beside the graph: assets.extra is what TensorFlow Serving leaves alone.
+
+    bert_config.json, labels.txt, padding.json (what fills rows up, by signature and output), and warm-up requests
+    where tensorflow-serving-api is installed.
+    """
+    extra = folder / "assets.extra"
+    extra.mkdir()
+    model.config.to_json(extra / "bert_config.json")
+    if labels := getattr(model, "labels", None):
+        (extra / "labels.txt").write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
+    padding = {"serving_default": getattr(asked[0], "padding", {})}
+    (extra / "padding.json").write_text(json.dumps(padding, indent=1) + "\n")
+    if warm_up.is_possible():
+        warm_up.write(folder, functions)
+
+
+def models_config(folder: str | os.PathLike, served_from: str = "/models") -> str:
+    """TensorFlow Serving's models.config for all models of a folder that it finds under `served_from`."""
+    names = sorted(entry.name for entry in Path(folder).iterdir() if entry.is_dir() and next_version(entry) > 1)
+    configs = [
+        f'  config {{ name: "{name}" base_path: "{served_from}/{name}" model_platform: "tensorflow" }}\n'
+        for name in names
+    ]
+    return f"model_config_list {{\n{''.join(configs)}}}\n"
 
 
 def next_version(directory: str | os.PathLike) -> int:

@@ -96,6 +96,11 @@ class TagWords:
     `entity_ends` int64 [B, M]. A text longer than the model's positions is tagged in windows.
     """
 
+    padding = {name: ("words", "") for name in ("words", "tags")}
+    padding |= {name: ("words", -1) for name in ("starts", "ends")}
+    padding |= {f"entity_{name}": ("entities", "") for name in ("types", "texts")}
+    padding |= {f"entity_{name}": ("entities", -1) for name in ("starts", "ends")}
+
     def __init__(self, model: keras.Model, tokenizer, labels: list[str] | None = None):
         check(model, tokenizer, "loss")
         self.labels = labels or [str(number) for number in range(model.num_labels)]

@@ -27,6 +27,9 @@ class FillBlanks:
     only what is left of the blank, and if k is outside 1..V.
     """
 
+    # Of serving_default's outputs whose rows are filled up: of what there are so many, and with what.
+    padding = {"pieces": ("masks", ""), "probabilities": ("masks", 0.0), "ids": ("masks", -1)}
+
     def __init__(self, model: keras.Model, tokenizer, k: int = 5):
         check(model, tokenizer, "masked_lm_loss")
         if model.config.causal:
@@ -161,6 +164,7 @@ class Embed(OfText):
 
     def __init__(self, model: keras.Model, tokenizer):
         super().__init__(model, tokenizer, loss=None)
+        self.padding = {"pieces": ("pieces", ""), "vectors": ("pieces", None)} if model.unit == "piece" else {}
 
     def _answer(self, features):
         answer = {"vectors": self.model(features)}

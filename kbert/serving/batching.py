@@ -1,0 +1,206 @@
+"""Requests that wait together are answered together: rows of like length as one batch, one batch at a time.
+
+A batch is what the model is fast at, and rows of like length waste nothing on padding. Nobody is waited for unless
+`wait` says so: while one batch is computed the next gathers.
+"""
+
+import collections
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from kbert.serving.rest import Refused
+
+# Rows go together if none is more than so much longer than another, or than so few characters, which are one word.
+ALIKE, SHORT = 1.5, 32
+
+
+class Limits(NamedTuple):
+    """rows: of a batch. characters: of a batch, filled up to its longest row. wait: seconds that a batch may gather
+    before it begins, if there is no other to compute. queue: rows that may wait in all."""
+
+    rows: int = 64
+    characters: int = 32_768
+    wait: float = 0.0
+    queue: int = 4096
+
+
+@dataclass
+class Waiting:
+    """A request that waits for its answer."""
+
+    signature: object
+    inputs: dict
+    length: int  # characters of its longest row
+    rows: int
+    since: float
+    answer: Future = field(default_factory=Future)
+
+
+class Batcher:
+    """Answers requests with one thread; `submit` may be called from any."""
+
+    def __init__(self, limits: Limits | None = None, observe=lambda rows, seconds: None):
+        self.limits, self.observe = limits or Limits(), observe
+        self.waiting = collections.deque()
+        self.rows = 0  # that wait
+        self.changed = threading.Condition()
+        self.stopped = False
+        self.thread = threading.Thread(target=self._work, daemon=True)
+        self.thread.start()
+
+    def submit(self, signature, inputs: dict) -> Future:
+        """The answer to come, output -> array; raises Refused with status 503 where too much waits already."""
+        rows = min((len(array) for array in inputs.values()), default=0)
+        request = Waiting(signature, inputs, longest_row(inputs), rows, time.monotonic())
+        with self.changed:
+            if self.stopped:
+                raise Refused(503, "the server is shutting down; ask another one")
+            if self.rows and self.rows + rows > self.limits.queue:
+                raise Refused(503, f"{self.rows} rows wait already; try again a little later")
+            self.waiting.append(request)
+            self.rows += rows
+            self.changed.notify()
+        return request.answer
+
+    def stop(self) -> None:
+        """Answers what waits and then stops."""
+        with self.changed:
+            self.stopped = True
+            self.changed.notify()
+        self.thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self.waiting or self.stopped)
+                if not self.waiting:
+                    return
+                if self.limits.wait:
+                    left = self.waiting[0].since + self.limits.wait - time.monotonic()
+                    self.changed.wait_for(lambda: self.rows >= self.limits.rows or self.stopped, timeout=max(left, 0))
+                batch = self._next()
+            begin = time.monotonic()
+            answer(batch, self.limits)
+            self.observe(sum(request.rows for request in batch), time.monotonic() - begin)
+
+    def _next(self) -> list[Waiting]:
+        """The request that waits longest, and those that go with it."""
+        first = self.waiting.popleft()
+        batch, rows, longest, shortest = [first], first.rows, first.length, first.length
+        if first.signature.is_batched:
+            left = collections.deque()
+            for request in self.waiting:
+                long, short = max(longest, request.length), min(shortest, request.length)
+                count = rows + request.rows
+                fits = request.signature is first.signature and count <= self.limits.rows
+                if fits and long <= max(ALIKE * short, SHORT) and count * long <= self.limits.characters:
+                    batch.append(request)
+                    rows, longest, shortest = count, long, short
+                else:
+                    left.append(request)
+            self.waiting = left
+        self.rows -= rows
+        return batch
+
+
+def answer(batch: list[Waiting], limits: Limits) -> None:
+    """Computes a batch and gives each request its own rows, without what fills them up for the others'."""
+    batch = [request for request in batch if request.answer.set_running_or_notify_cancel()]
+    if not batch:
+        return
+    signature = batch[0].signature
+    try:
+        together = {name: joined([request.inputs[name] for request in batch]) for name in batch[0].inputs}
+        outputs = computed(signature, together, limits)
+        answers, start = [], 0
+        for request in batch:
+            rows = slice(start, start + request.rows) if len(batch) > 1 else slice(None)
+            answers.append(trimmed({name: values[rows] for name, values in outputs.items()}, signature))
+            start += request.rows
+    except Exception as error:
+        if len(batch) == 1:
+            batch[0].answer.set_exception(error)
+            return
+        for request in batch:  # one request's fault is not the others'
+            alone = Waiting(signature, request.inputs, request.length, request.rows, request.since)
+            answer([alone], limits)
+            pass_on(alone.answer, request.answer)
+        return
+    for request, result in zip(batch, answers, strict=True):
+        request.answer.set_result(result)
+
+
+def computed(signature, inputs: dict, limits: Limits) -> dict:
+    """The outputs for all rows: of many rows, so many at a time as a batch has, those of like length together."""
+    counts = {len(array) if array.ndim else 0 for array in inputs.values()}
+    count = max(counts, default=0)
+    if count <= limits.rows or len(counts) > 1 or not signature.has_rows:
+        return signature.call(inputs)
+    order = np.argsort(np.sum([lengths(array) for array in inputs.values()], axis=0), kind="stable")
+    parts = []
+    for start in range(0, count, limits.rows):
+        rows = order[start : start + limits.rows]
+        parts.append(signature.call({name: array[rows] for name, array in inputs.items()}))
+    back = np.argsort(order)
+    return {
+        name: np.concatenate(filled_up([part[name] for part in parts], signature.padding.get(name)))[back]
+        for name in parts[0]
+    }
+
+
+def filled_up(arrays: list[np.ndarray], padding: tuple | None) -> list[np.ndarray]:
+    """Arrays of one width, where their padding is known."""
+    if padding is None:
+        return arrays
+    width = max(array.shape[1] for array in arrays)
+    filling = padding[1].encode() if arrays[0].dtype.kind == "O" else padding[1] or 0
+    rest = [[(0, 0), (0, width - array.shape[1]), *[(0, 0)] * (array.ndim - 2)] for array in arrays]
+    return [np.pad(array, more, constant_values=filling) for array, more in zip(arrays, rest, strict=True)]
+
+
+def lengths(array: np.ndarray) -> np.ndarray:
+    """Characters of each row of texts; of numbers, which are as long as each other, 0."""
+    if array.dtype.kind != "O" or not array.size:
+        return np.zeros(len(array), np.int64)
+    rows = array.reshape(len(array), -1)
+    return np.array([max((len(text) for text in row), default=0) for row in rows], np.int64)
+
+
+def joined(arrays: list[np.ndarray]) -> np.ndarray:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def pass_on(source: Future, target: Future) -> None:
+    if source.exception() is not None:
+        target.set_exception(source.exception())
+    else:
+        target.set_result(source.result())
+
+
+def trimmed(outputs: dict, signature) -> dict:
+    """Outputs without the last columns that are padding in every row, of all outputs that share their width."""
+    widths = {}
+    for name, (kind, filling) in signature.padding.items():
+        values = outputs[name]
+        if filling is not None:
+            filling = filling.encode() if values.dtype.kind == "O" else filling
+            others = tuple(axis for axis in range(values.ndim) if axis != 1)
+            used = (values != filling).any(axis=others).nonzero()[0]
+            widths[kind] = max(widths.get(kind, 0), int(used.max(initial=-1)) + 1)
+    return outputs | {name: outputs[name][:, : widths[kind]] for name, (kind, _) in signature.padding.items()}
+
+
+def longest_row(inputs: dict) -> int:
+    """Characters of the longest row of texts, or the length of the longest list of ids."""
+    total = 0
+    for array in inputs.values():
+        if array.dtype.kind == "O":
+            total += int(lengths(array).max(initial=0)) if array.ndim else len(array.item())
+        elif array.ndim > 1:
+            total = max(total, 4 * array.shape[-1])  # ids, of about four characters each
+    return total

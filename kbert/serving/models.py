@@ -1,0 +1,227 @@
+"""The models of a folder, <name>/<version>/: the highest version of each that can be loaded answers.
+
+A new version is loaded beside the one that answers and takes its place when it has; requests under way end on the one
+they began with. A version that cannot be loaded is named in the log and tried again when its files change.
+"""
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_text  # noqa: F401  the tokenizer's ops
+from tensorflow.core.framework import types_pb2
+
+from kbert.serving import warm_up
+from kbert.serving.rest import Refused, Tensor
+
+LOG = logging.getLogger("kbert.serving")
+# States of TensorFlow Serving's ModelVersionStatus.
+LOADING, AVAILABLE, END = "LOADING", "AVAILABLE", "END"
+
+
+class Signature(NamedTuple):
+    """What a version answers under a name.
+
+    inputs, outputs: their Tensors by name. padding: of the outputs whose rows are filled up to the longest, of what
+    there are so many (outputs of one kind have as many), and with what, or None. call: arrays by name -> the same.
+    """
+
+    inputs: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+    padding: dict
+    call: Callable
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether rows of several requests can be asked together: each has its own answers, but for the padding."""
+        as_long = [tensor for tensor in self.inputs.values() if None in tensor.shape[1:]]
+        filled = [name for name, tensor in self.outputs.items() if None in tensor.shape[1:]]
+        return self.has_rows and not as_long and all(name in self.padding for name in filled)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the first dimension of every input and output is that of the rows."""
+        return all(tensor.shape[:1] == (None,) for tensor in (*self.inputs.values(), *self.outputs.values()))
+
+
+class Version:
+    """One version of a model, loaded: `signatures` by name."""
+
+    def __init__(self, name: str, number: int, folder: Path):
+        self.name, self.number = name, number
+        self.loaded = tf.saved_model.load(str(folder))
+        padding = read_json(folder / "assets.extra" / "padding.json")
+        self.signatures = {
+            signature: signature_of(function, padding.get(signature, {}))
+            for signature, function in self.loaded.signatures.items()
+        }
+        if not self.signatures:
+            raise ValueError("it has no signature")
+        for signature, inputs in warm_up.read(folder):
+            self.signatures[signature].call(inputs)
+
+    def signature(self, name: str) -> Signature:
+        if name not in self.signatures:
+            raise Refused(400, f"signature {name} is not there; {self.name} has {', '.join(sorted(self.signatures))}")
+        return self.signatures[name]
+
+
+class Models:
+    """The models of a folder that is looked through every `seconds`; one version of each answers."""
+
+    def __init__(self, folder, seconds: float = 1.0):
+        self.folder, self.seconds = Path(folder), seconds
+        self.served: dict[str, Version] = {}
+        self.states: dict[tuple[str, int], tuple[str, str]] = {}  # state and why, of every version that is known
+        self.seen: dict[tuple[str, int], tuple] = {}  # what the files of a version that failed looked like
+        self.stopped = threading.Event()
+
+    def version(self, name: str, number: int | None = None) -> Version:
+        """The version that answers; Refused with status 404 if there is none, or another number is asked for."""
+        version = self.served.get(name)
+        if version is None or number not in (None, version.number):
+            asked = f"Latest({name})" if number is None else f"Specific({name}, {number})"
+            there = f"{name} has version {version.number}" if version else f"there are {self.names() or 'no models'}"
+            raise Refused(404, f"Servable not found for request: {asked}; {there}")
+        return version
+
+    def names(self) -> str:
+        return ", ".join(sorted(self.served))
+
+    def status(self, name: str, number: int | None = None) -> list[dict]:
+        """The state of each version that is known, as ModelVersionStatus has it; the highest first."""
+        known = sorted((n for model, n in self.states if model == name and number in (None, n)), reverse=True)
+        if not known:
+            asked = f"name: {name}" if number is None else f"name: {name}, version: {number}"
+            raise Refused(404, f"Could not find any versions of model {asked}")
+        found = []
+        for n in known:
+            state, why = self.states[name, n]
+            status = {"error_code": "UNKNOWN" if why else "OK", "error_message": why}
+            found.append({"version": str(n), "state": state, "status": status})
+        return found
+
+    def watch(self) -> threading.Thread:
+        """Begins to look through the folder again and again, until `stopped` is set."""
+
+        def watch():
+            while not self.stopped.wait(self.seconds):
+                self.look()
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        return thread
+
+    def look(self) -> None:
+        """Loads what is new and drops what is gone."""
+        found = versions_in(self.folder)
+        for name, numbers in found.items():
+            self._look_at(name, numbers)
+        for name in self.served.keys() - found.keys():
+            LOG.info("model %s: its folder is gone, dropped", name)
+        # Other threads read these: they are replaced, never changed.
+        self.served = {name: version for name, version in self.served.items() if name in found}
+        there = {(name, number) for name, numbers in found.items() for number in numbers}
+        there |= {(name, version.number) for name, version in self.served.items()}
+        self.states = {key: state for key, state in self.states.items() if key in there}
+
+    def _look_at(self, name: str, numbers: list[int]) -> None:
+        current = self.served.get(name)
+        for number in sorted(numbers, reverse=True):
+            if current is not None and number == current.number:
+                break
+            folder = self.folder / name / str(number)
+            if self._load(name, number, folder):
+                if current is not None:
+                    self._note(name, current.number, END)
+                break
+        # The one that answers stays in memory where its files go before there is another.
+
+    def _load(self, name: str, number: int, folder: Path) -> bool:
+        looks = looks_of(folder)
+        if self.seen.get((name, number)) == looks:
+            return False
+        self.seen[name, number] = looks
+        self._note(name, number, LOADING)
+        try:
+            version = Version(name, number, folder)
+        except Exception as error:  # whatever TensorFlow makes of half a file
+            why = " ".join(str(error).split())[:300] or type(error).__name__
+            LOG.error("model %s, version %d cannot be loaded and is left out: %s", name, number, why)
+            self._note(name, number, END, why)
+            return False
+        self.served = {**self.served, name: version}
+        self._note(name, number, AVAILABLE)
+        del self.seen[name, number]
+        LOG.info("model %s, version %d answers", name, number)
+        return True
+
+    def _note(self, name: str, number: int, state: str, why: str = "") -> None:
+        self.states = {**self.states, (name, number): (state, why)}
+
+
+def versions_in(folder: Path) -> dict[str, list[int]]:
+    """The numbers of the versions of each model; a version has a saved_model.pb."""
+    found = {}
+    for model in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if model.is_dir() and not model.name.startswith("."):
+            numbers = [int(entry.name) for entry in model.iterdir() if entry.name.isdecimal()]
+            found[model.name] = [n for n in numbers if (model / str(n) / "saved_model.pb").exists()]
+    return {name: numbers for name, numbers in found.items() if numbers}
+
+
+def looks_of(folder: Path) -> tuple:
+    """Names, sizes and times of a version's files: it is tried again when they have changed."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return tuple((str(path), os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in files)
+
+
+def signature_of(function, padding: dict) -> Signature:
+    inputs = {name: tensor_of(spec) for name, spec in function.structured_input_signature[1].items()}
+    outputs = {name: tensor_of(spec) for name, spec in function.structured_outputs.items()}
+
+    def call(columns: dict) -> dict:
+        answers = function(**{name: tf.constant(columns[name], tf_type(tensor)) for name, tensor in inputs.items()})
+        return {name: answers[name].numpy() for name in outputs}
+
+    return Signature(inputs, outputs, padding, call)
+
+
+def tensor_of(spec: tf.TensorSpec) -> Tensor:
+    dtype = np.dtype(object) if spec.dtype == tf.string else np.dtype(spec.dtype.as_numpy_dtype)
+    return Tensor(dtype, tuple(spec.shape.as_list()))
+
+
+def tf_type(tensor: Tensor) -> tf.DType:
+    return tf.string if tensor.dtype.kind == "O" else tf.as_dtype(tensor.dtype)
+
+
+def read_json(path: Path) -> dict:
+    return json.loads(path.read_bytes()) if path.exists() else {}
+
+
+def metadata(version: Version) -> dict:
+    """What TensorFlow Serving says of a model: its signatures, as GetModelMetadataResponse has them."""
+    signatures = {
+        name: {
+            "inputs": {key: info(key, tensor) for key, tensor in signature.inputs.items()},
+            "outputs": {key: info(key, tensor) for key, tensor in signature.outputs.items()},
+            "method_name": "tensorflow/serving/predict",
+        }
+        for name, signature in version.signatures.items()
+    }
+    spec = {"name": version.name, "signature_name": "", "version": str(version.number)}
+    return {"model_spec": spec, "metadata": {"signature_def": {"signature_def": signatures}}}
+
+
+def info(name: str, tensor: Tensor) -> dict:
+    """A TensorInfo as JSON."""
+    kind = types_pb2.DataType.Name(tf_type(tensor).as_datatype_enum)
+    dims = [{"size": str(-1 if size is None else size), "name": ""} for size in tensor.shape]
+    return {"dtype": kind, "tensor_shape": {"dim": dims, "unknown_rank": False}, "name": name}

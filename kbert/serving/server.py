@@ -1,0 +1,159 @@
+"""The server: TensorFlow Serving's REST API, metrics and a page to try the models, as an ASGI application.
+
+GET  /v1/models/NAME[/versions/N]            the state of each version
+GET  /v1/models/NAME[/versions/N]/metadata   the signatures
+POST /v1/models/NAME[/versions/N]:predict    see rest.py
+GET  /v1/models                              the names of the models (kbert's own)
+GET  /metrics                                for Prometheus
+GET  /                                       the page
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import re
+import time
+from pathlib import Path
+
+import orjson
+import prometheus_client
+import tensorflow as tf
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from kbert.serving import rest
+from kbert.serving.batching import Batcher
+from kbert.serving.models import Models, metadata
+from kbert.serving.rest import Refused
+
+ACCESS = logging.getLogger("kbert.serving.access")
+LOG = logging.getLogger("kbert.serving")
+PAGE = Path(__file__).parent / "page"
+PREDICT = re.compile(r"/v1/models/([^/:]+)(?:/versions/(\d+))?:(classify|regress|predict)", re.IGNORECASE)
+STATUS = re.compile(r"/v1/models/([^/:]+)(?:/versions/(\d+))?(/metadata)?", re.IGNORECASE)
+SMALL = 64_000  # bytes of JSON that are read and written beside other requests' waiting
+
+
+class Metrics:
+    """What Prometheus is told."""
+
+    def __init__(self):
+        self.registry = prometheus_client.CollectorRegistry()
+        names = {"registry": self.registry}
+        self.requests = prometheus_client.Counter(
+            "kbert_requests_total", "Requests by model, method and HTTP status", ("model", "method", "status"), **names
+        )
+        self.seconds = prometheus_client.Histogram(
+            "kbert_request_seconds", "Seconds from request to answer", ("model",), **names
+        )
+        self.batch_rows = prometheus_client.Histogram(
+            "kbert_batch_rows", "Rows computed together", buckets=(1, 2, 4, 8, 16, 32, 64, 128), **names
+        )
+        self.batch_seconds = prometheus_client.Histogram("kbert_batch_seconds", "Seconds of a batch", **names)
+        self.waiting_rows = prometheus_client.Gauge("kbert_waiting_rows", "Rows that wait", **names)
+
+    def batch(self, rows: int, seconds: float) -> None:
+        self.batch_rows.observe(rows)
+        self.batch_seconds.observe(seconds)
+
+
+def new_application(models: Models, batcher: Batcher, metrics: Metrics, body_bytes: int) -> Starlette:
+    """The ASGI application; body_bytes: the longest body that is read."""
+    metrics.waiting_rows.set_function(lambda: batcher.rows)
+    server = Server(models, batcher, metrics, body_bytes)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(application):
+        yield
+        models.stopped.set()
+        await run_in_threadpool(batcher.stop)
+
+    routes = [
+        Route("/metrics", server.prometheus, methods=["GET"]),
+        Route("/v1/{path:path}", server.api, methods=["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]),
+        Mount("/", StaticFiles(directory=PAGE, html=True)),
+    ]
+    return Starlette(routes=routes, lifespan=lifespan)
+
+
+class Server:
+    """The handlers of the routes."""
+
+    def __init__(self, models: Models, batcher: Batcher, metrics: Metrics, body_bytes: int):
+        self.models, self.batcher, self.metrics, self.body_bytes = models, batcher, metrics, body_bytes
+
+    async def prometheus(self, request: Request) -> Response:
+        content = prometheus_client.generate_latest(self.metrics.registry)
+        return Response(content, media_type=prometheus_client.CONTENT_TYPE_LATEST)
+
+    async def api(self, request: Request) -> Response:
+        """Any request under /v1: answered, counted, logged."""
+        begin, path = time.perf_counter(), request.url.path
+        pattern = {"POST": PREDICT, "GET": STATUS}.get(request.method)
+        called = pattern.fullmatch(path) if pattern else None
+        model, method = (called[1], called[3] or "status") if called else ("", "unknown")
+        status, content = 200, b""
+        try:
+            content = await self.answer(request, called)
+        except Refused as refused:
+            status, content = refused.status, rest.error(refused.message)
+        except tf.errors.InvalidArgumentError as error:
+            status, content = 400, rest.error(" ".join(str(error).split())[:500])
+        except ClientDisconnect:
+            status = 499  # nobody is there to read an answer
+        except Exception:
+            LOG.exception("a request to %s failed", path)
+            status, content = 500, rest.error("the server failed; its log says why")
+        seconds = time.perf_counter() - begin
+        known = model if model in self.models.served else ""
+        self.metrics.requests.labels(known, method.strip("/"), status).inc()
+        self.metrics.seconds.labels(known).observe(seconds)
+        line = {"client": request.client.host if request.client else "", "method": request.method, "path": path}
+        ACCESS.info(json.dumps(line | {"status": status, "seconds": round(seconds, 6), "bytes": len(content)}))
+        return Response(content, status, media_type="application/json")
+
+    async def answer(self, request: Request, called) -> bytes:
+        if request.method == "GET" and request.url.path.rstrip("/") == "/v1/models":
+            return orjson.dumps({"models": sorted(self.models.served)})
+        if called is None:
+            raise Refused(404, f"Malformed request: {request.method} {request.url.path}")
+        name, number = called[1], int(called[2]) if called[2] else None
+        if number is not None and number >= 2**63:
+            raise Refused(400, f"Failed to convert version: {number} to numeric.")
+        if request.method == "POST":
+            return await self.predict(request, name, number, called[3].lower())
+        if called[3]:
+            return orjson.dumps(metadata(self.models.version(name, number)), option=orjson.OPT_INDENT_2)
+        return orjson.dumps({"model_version_status": self.models.status(name, number)}, option=orjson.OPT_INDENT_2)
+
+    async def predict(self, request: Request, name: str, number: int | None, method: str) -> bytes:
+        version = self.models.version(name, number)
+        if method != "predict":
+            raise Refused(400, f"{name} has no signature on tf.Example for {method}; ask :predict")
+        body = await self.body(request)
+        read = rest.read_request
+        arguments = (body, lambda signature: version.signature(signature).inputs)
+        asked = await run_in_threadpool(read, *arguments) if len(body) > SMALL else read(*arguments)
+        signature = version.signature(asked.signature)
+        outputs = await asyncio.wrap_future(self.batcher.submit(signature, asked.inputs))
+        large = sum(values.size for values in outputs.values()) * 8 > SMALL
+        if large:
+            return await run_in_threadpool(rest.write_answer, outputs, asked.rows)
+        return rest.write_answer(outputs, asked.rows)
+
+    async def body(self, request: Request) -> bytes:
+        told = request.headers.get("content-length", "0")
+        parts, size = [], 0
+        if not told.isdecimal() or int(told) > self.body_bytes:
+            raise Refused(413, f"the body has {told} bytes, expected at most {self.body_bytes}; send less at a time")
+        async for part in request.stream():
+            size += len(part)
+            if size > self.body_bytes:
+                raise Refused(413, f"the body has more than {self.body_bytes} bytes; send less at a time")
+            parts.append(part)
+        return b"".join(parts)

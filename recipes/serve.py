@@ -1,0 +1,87 @@
+"""Serves SavedModels over TensorFlow Serving's REST API, with a page to try them.
+
+python recipes/serve.py --models saved_models
+"""
+
+import logging
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from kbert.command_line import run
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """Which requests are computed together.
+
+    Args:
+        rows: of a batch at most.
+        characters: of a batch at most, filled up to its longest row.
+        wait_ms: how long a batch may gather although nothing else is computed.
+        queue: rows that may wait; more are refused with status 503.
+    """
+
+    rows: int = 64
+    characters: int = 32_768
+    wait_ms: float = 0.0
+    queue: int = 4096
+
+
+def main(
+    models: str = "saved_models",
+    host: str = "127.0.0.1",
+    port: int = 8501,
+    seconds: float = 1.0,
+    body_megabytes: float = 4.0,
+    access_log: bool = True,
+    batch: BatchLimits = BatchLimits(),
+) -> None:
+    """Answers requests to every model of a folder, the highest version of each; new versions are found as they appear.
+
+    Ctrl-C or SIGTERM answers what waits and then stops.
+
+    Args:
+        models: folder of <name>/<version>/, as export.py writes it.
+        host: address to listen on; 0.0.0.0 for all.
+        port: TensorFlow Serving's.
+        seconds: between two looks for new versions.
+        body_megabytes: longest request; longer ones are refused with status 413.
+        access_log: a line of JSON on standard error for every request.
+        batch: which requests are computed together.
+    """
+    folder = Path(models)
+    if not folder.is_dir():
+        raise ValueError(f"--models {models}: no such folder; expected one that export.py has written to")
+    if seconds <= 0 or body_megabytes <= 0 or min(batch.rows, batch.characters, batch.queue) < 1 or batch.wait_ms < 0:
+        raise ValueError("--seconds, --body-megabytes and --batch: expected numbers above 0")
+    try:
+        import uvicorn
+
+        from kbert.serving.batching import Batcher, Limits
+        from kbert.serving.models import Models
+        from kbert.serving.server import Metrics, new_application
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{error.name} is not installed; pip install '.[serve]' brings what the server needs"
+        ) from None
+
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind((host, port))
+        except OSError as error:
+            raise ValueError(f"--host {host} --port {port}: {error.strerror}") from None
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    logging.getLogger("kbert.serving.access").setLevel(logging.INFO if access_log else logging.WARNING)
+    served, metrics = Models(folder, seconds), Metrics()
+    served.look()
+    served.watch()
+    limits = Limits(batch.rows, batch.characters, batch.wait_ms / 1000, batch.queue)
+    application = new_application(served, Batcher(limits, metrics.batch), metrics, int(body_megabytes * 1e6))
+    print(f"{len(served.served)} models ({served.names() or 'none yet'}) at http://{host}:{port}", flush=True)
+    uvicorn.run(application, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=30)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,119 @@
+"""Requests that are computed together get each its own answer, the one that they would have had alone."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from kbert.serving.batching import Batcher, Limits
+from kbert.serving.models import Signature
+from kbert.serving.rest import Refused, Tensor
+
+STRING = np.dtype(object)
+
+
+def texts(*values: str) -> dict:
+    return {"text": np.array([value.encode() for value in values], object)}
+
+
+class Words:
+    """Answers texts with their words and their number; notes the batches that it saw."""
+
+    def __init__(self, seconds: float = 0.0):
+        self.batches, self.seconds, self.begun = [], seconds, threading.Event()
+        inputs = {"text": Tensor(STRING, (None,))}
+        outputs = {"words": Tensor(STRING, (None, None)), "count": Tensor(np.dtype("int64"), (None,))}
+        self.signature = Signature(inputs, outputs, {"words": ("words", "")}, self)
+
+    def __call__(self, inputs):
+        rows = [text.decode().split() for text in inputs["text"]]
+        self.batches.append([" ".join(row) for row in rows])
+        self.begun.set()
+        time.sleep(self.seconds)
+        if any("fail" in row for row in rows):
+            raise RuntimeError("a word that fails")
+        width = max((len(row) for row in rows), default=0) + 1  # filled up even where nothing is
+        words = [[word.encode() for word in row] + [b""] * (width - len(row)) for row in rows]
+        return {
+            "words": np.array(words, object).reshape(len(rows), width),
+            "count": np.array([len(row) for row in rows], np.int64),
+        }
+
+
+def asked(batcher, words, *values):
+    answers = batcher.submit(words.signature, texts(*values)).result(timeout=10)
+    return answers["words"].tolist(), answers["count"].tolist()
+
+
+def test_a_request_alone_is_answered_at_once_without_what_fills_it_up():
+    batcher, words = Batcher(), Words()
+    assert asked(batcher, words, "a b", "c") == ([[b"a", b"b"], [b"c", b""]], [2, 1])
+    assert asked(batcher, words) == ([], [])
+    batcher.stop()
+
+
+def test_what_waits_is_computed_together_with_what_is_as_long_and_each_gets_its_own():
+    batcher, words = Batcher(), Words(seconds=0.2)
+    first = batcher.submit(words.signature, texts("first"))
+    assert words.begun.wait(5)
+    long = "w " * 100
+    asked_for = ["a", "b c", long, "d e f", long + "x"]
+    futures = [batcher.submit(words.signature, texts(value)) for value in asked_for]
+    for value, future in zip(asked_for, futures, strict=True):
+        answer = future.result(timeout=10)
+        assert answer["words"].tolist() == [[word.encode() for word in value.split()]]
+    assert first.result()["count"].tolist() == [1]
+    assert [len(batch) for batch in words.batches] == [1, 3, 2]
+    batcher.stop()
+
+
+def test_one_requests_fault_is_not_anothers():
+    batcher, words = Batcher(), Words(seconds=0.1)
+    batcher.submit(words.signature, texts("first"))
+    assert words.begun.wait(5)
+    good, bad, other = (batcher.submit(words.signature, texts(value)) for value in ("good", "fail", "other"))
+    assert good.result(10)["words"].tolist() == [[b"good"]] and other.result(10)["words"].tolist() == [[b"other"]]
+    with pytest.raises(RuntimeError, match="a word that fails"):
+        bad.result(10)
+    batcher.stop()
+
+
+def test_many_rows_are_computed_some_at_a_time_in_order_of_length_and_answered_in_theirs():
+    batcher, words = Batcher(Limits(rows=4)), Words()
+    values = [" ".join("w" * (1 + n % 3) for _ in range((7 * n) % 11)) for n in range(30)]
+    answer = batcher.submit(words.signature, texts(*values)).result(10)
+    assert [[w.decode() for w in row if w] for row in answer["words"].tolist()] == [value.split() for value in values]
+    assert answer["words"].shape == (30, 10) and max(len(batch) for batch in words.batches) == 4
+    batcher.stop()
+
+
+def test_a_full_queue_and_a_stopped_server_say_so_and_what_waits_is_answered():
+    batcher, words = Batcher(Limits(queue=3)), Words(seconds=0.2)
+    first = batcher.submit(words.signature, texts("first"))
+    assert words.begun.wait(5)
+    waiting = [batcher.submit(words.signature, texts("a")) for _ in range(3)]
+    with pytest.raises(Refused, match="3 rows wait already; try again a little later") as refused:
+        batcher.submit(words.signature, texts("b"))
+    assert refused.value.status == 503
+    batcher.stop()
+    assert all(future.done() for future in (first, *waiting))
+    with pytest.raises(Refused, match="shutting down"):
+        batcher.submit(words.signature, texts("b"))
+
+
+def test_a_batch_may_gather_for_a_moment():
+    batcher, words = Batcher(Limits(wait=0.3)), Words()
+    futures = [batcher.submit(words.signature, texts("a")) for _ in range(3)]
+    assert all(future.result(10)["count"].tolist() == [1] for future in futures)
+    assert [len(batch) for batch in words.batches] == [3]
+    batcher.stop()
+
+
+def test_an_abandoned_request_is_not_computed():
+    batcher, words = Batcher(), Words(seconds=0.2)
+    batcher.submit(words.signature, texts("first"))
+    assert words.begun.wait(5)
+    batcher.submit(words.signature, texts("nobody waits")).cancel()
+    batcher.stop()
+    assert words.batches == [["first"]]
