@@ -46,7 +46,7 @@ def start(word: str, rule: DeviceRule, tf_config: str | None = None):
         if not rule.workers and not tf_config:
             raise ValueError("--strategy multi_worker: expected --devices.workers and --devices.worker, or TF_CONFIG")
         cluster = Cluster(rule.workers, rule.worker) if rule.workers else Cluster.from_json(tf_config)
-        cluster.check("--devices.workers" if rule.workers else "TF_CONFIG")
+        cluster.check("--devices.workers and --devices.worker" if rule.workers else "TF_CONFIG")
         report.CONSOLE.print(f"worker {cluster.number} of {len(cluster.workers)}; waiting for all of them")
     if rule.precision != "float32":
         keras.config.set_dtype_policy(f"mixed_{rule.precision}")
@@ -58,6 +58,8 @@ def start(word: str, rule: DeviceRule, tf_config: str | None = None):
 def check_batch(batch_size: int, strategy, accumulation: int = 1) -> None:
     """Raises ValueError for a batch that the replicas cannot share equally."""
     replicas = strategy.num_replicas_in_sync
-    if batch_size < 1 or accumulation < 1 or batch_size % (replicas * accumulation):
+    if batch_size < 1 or accumulation < 1:
+        raise ValueError(f"--batch-size {batch_size} and accumulation {accumulation}: expected at least 1")
+    if batch_size % (replicas * accumulation):
         of = f"{replicas} replica{'s' if replicas > 1 else ''} x accumulation {accumulation}"
         raise ValueError(f"--batch-size {batch_size}: {of} does not divide it")

@@ -35,6 +35,7 @@ class OptimizerRule:
         clip_norm: limit of the gradients' global norm.
         bias_correction: correct Adam's moments for their start at zero; the release does not, and small sets then fail.
         xla: compile with XLA: faster steps on a GPU, but a minute more at the start of each run.
+        accumulation: parts that each batch is taken in, one after the other, where memory is short.
     """
 
     warmup: float = 0.1
@@ -42,6 +43,7 @@ class OptimizerRule:
     clip_norm: float = 1.0
     bias_correction: bool = True
     xla: bool = False
+    accumulation: int = 1
 
     def of_adam(self, layers: LayerRule) -> dict:
         """What BertAdam is made of beside its learning rate."""
@@ -59,16 +61,16 @@ def check_rules(layers: LayerRule, optimizer: OptimizerRule, seed: int) -> None:
         raise ValueError(f"--seed {seed}: expected 0 or more")
 
 
-def check_grid(learning_rates, batch_sizes, epochs, restarts: int, examples: int, replicas) -> None:
-    """Raises ValueError for numbers that no run can be made of."""
+def check_grid(learning_rates, batch_sizes, epochs, restarts: int, examples: int, parts: int) -> None:
+    """Raises ValueError for numbers that no run can be made of; parts: replicas x accumulation."""
     for name, values in (("learning-rates", learning_rates), ("batch-sizes", batch_sizes), ("epochs", epochs)):
         if not values or min(values) <= 0 or len(set(values)) < len(values):
             raise ValueError(f"--{name} {' '.join(map(str, values))}: expected different numbers above 0")
     if restarts < 1:
         raise ValueError(f"--restarts {restarts}: expected at least 1")
     for size in batch_sizes:
-        if size % replicas.num_replicas_in_sync:
-            raise ValueError(f"--batch-sizes {size}: {replicas.num_replicas_in_sync} replicas cannot share it equally")
+        if size % parts:
+            raise ValueError(f"--batch-sizes {size}: replicas x accumulation, {parts}, does not divide it")
     if max(batch_sizes) > examples:
         raise ValueError(f"--batch-sizes {max(batch_sizes)}: there are {examples} training examples")
 
@@ -81,11 +83,11 @@ def check_length(sequence_length: int, start) -> None:
 
 
 def settings_of(layers: LayerRule, optimizer: OptimizerRule, devices: DeviceRule) -> dict:
-    """The rules as a run's settings: of devices what changes more than last bits."""
+    """The rules as a run's settings: what changes more than last bits and dropout's masks."""
     rules = {"layers": layers, "optimizer": optimizer}
-    return {"precision": devices.precision} | {
-        f"{group}.{name}": value for group, rule in rules.items() for name, value in asdict(rule).items()
-    }
+    settings = {f"{group}.{name}": value for group, rule in rules.items() for name, value in asdict(rule).items()}
+    del settings["optimizer.accumulation"]
+    return settings | {"precision": devices.precision}
 
 
 def model_maker(start, head: Callable, layers: LayerRule, devices: DeviceRule) -> Callable:
@@ -94,6 +96,7 @@ def model_maker(start, head: Callable, layers: LayerRule, devices: DeviceRule) -
     A head that reads the pooled output gets a new pooler where the start has none, and that is printed. Raises
     ValueError for layers that the start does not have.
     """
+    from kbert import report
     from kbert.model.bert import Bert
     from kbert.model.fine_tuning import freeze, reinitialize
     from kbert.weights.by_name import take_over, without_heads
@@ -107,7 +110,7 @@ def model_maker(start, head: Callable, layers: LayerRule, devices: DeviceRule) -
     reads_pooled = head(Bert(replace(config, pooler=True)), **options).reads_pooled_output
     if reads_pooled and not config.pooler:
         config = replace(config, pooler=True)
-        print("new, as the start has none: bert/pooler")
+        report.CONSOLE.print("new, as the start has none: bert/pooler", highlight=False)
 
     def new_model():
         model = head(Bert(config), **options)
@@ -131,6 +134,7 @@ def new_search(output: str, encoded, layers: LayerRule, optimizer: OptimizerRule
         return training_batches(encoded, trial.batch_size, trial.epochs, seed, begin, multiple)
 
     given |= {"optimizer": optimizer.of_adam(layers), "warmup": optimizer.warmup, "xla": optimizer.xla}
+    given |= {"accumulation": optimizer.accumulation}
     return Search(output=Path(output), batches=batches, **given)
 
 

@@ -106,7 +106,7 @@ def ask(path: str) -> tuple[dict, dict, dict]:
     default = loaded.signatures["serving_default"]
     asked = {name: EXAMPLES[name] for name in sorted(default.structured_input_signature[1], reverse=True)}
     answer = {k: v.numpy()[0] for k, v in default(**{k: tf.constant(v) for k, v in asked.items()}).items()}
-    if "pieces" not in answer:
+    if not {"pieces", "probabilities"} <= answer.keys():
         return signatures, asked, {name: readable(value) for name, value in sorted(answer.items())}
     shown = {}
     for place, (pieces, shares) in enumerate(zip(answer["pieces"], answer["probabilities"], strict=True)):
@@ -118,7 +118,8 @@ def ask(path: str) -> tuple[dict, dict, dict]:
 def readable(value) -> str:
     """A text, a number or several of them, as they are read."""
     if getattr(value, "ndim", 0):
-        return ", ".join(readable(one) for one in value) or "none"
+        more = f", ... {list(value.shape)}" if len(value) > 8 else ""
+        return ", ".join(readable(one) for one in value[:8]) + more or "none"
     return value.decode() if isinstance(value, bytes) else f"{value:.4g}"
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from kbert.command_line import run
 
+USUAL_LAYERS = (-1, -2, -3, -4)
 ENDINGS = (".jsonl", ".npz", ".tfrecord")
 
 
@@ -16,7 +17,7 @@ def main(
     model: str,
     input: str,
     output: str,
-    layers: tuple[int, ...] = (-1, -2, -3, -4),
+    layers: tuple[int, ...] = USUAL_LAYERS,
     mix: Literal["none", "concatenation", "sum", "weighted_sum"] = "none",
     weights: tuple[float, ...] | None = None,
     unit: Literal["piece", "word", "mean", "pooled"] = "piece",
@@ -37,7 +38,7 @@ def main(
         sequence_length: tokens per text; longer ones are cut at the back, and counted.
         lower_case: whether the vocabulary is an uncased one, where the model does not say.
     """
-    check_flags(output, mix, unit)
+    check_flags(output, layers, mix, weights, unit)
     # Not at the top, so that --help answers at once.
     import kbert
     from kbert import report
@@ -48,7 +49,8 @@ def main(
     if not 8 <= sequence_length <= limit:
         raise ValueError(f"--sequence-length {sequence_length}: expected 8 to {limit}, the model's positions")
     per_token = "piece" if unit == "word" else unit  # a word's vector is its first piece's
-    call = graph(kbert.BertFeatures(trained.bert, layers, mix, weights, per_token))
+    of_layers = {} if unit == "pooled" else {"layers": layers, "mix": mix, "weights": weights}
+    call = graph(kbert.BertFeatures(trained.bert, **of_layers, unit=per_token))
     size, seen = max(os.path.getsize(input), 1), 0
     of_unit = unit if unit in ("piece", "word") else "text"
     with report.progress("Extracting") as progress:
@@ -65,12 +67,12 @@ def main(
     report.table(output, counts | {"bytes": os.path.getsize(output)})
 
 
-def check_flags(output: str, mix: str, unit: str) -> None:
+def check_flags(output: str, layers: tuple, mix: str, weights, unit: str) -> None:
     """Raises ValueError for flags that do not go together."""
     if Path(output).suffix.lower() not in ENDINGS:
         raise ValueError(f"--output {output}: expected a file that ends in {', '.join(ENDINGS)}")
-    if unit == "pooled" and mix != "none":
-        raise ValueError(f"--mix {mix}: the pooled vector is one already; expected none")
+    if unit == "pooled" and (layers, mix, weights) != (USUAL_LAYERS, "none", None):
+        raise ValueError("--unit pooled: the pooled vector has no --layers, --mix or --weights; expected none of them")
 
 
 def graph(model):

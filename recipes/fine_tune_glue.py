@@ -121,7 +121,8 @@ def main(
 
     # Read: everything that can be refused is looked at before long work begins.
     replicas = start_devices(strategy, devices, os.environ.get("TF_CONFIG"))
-    check_grid(learning_rates, batch_sizes, epochs, restarts, len(problem.train), replicas)
+    parts = replicas.num_replicas_in_sync * optimizer.accumulation
+    check_grid(learning_rates, batch_sizes, epochs, restarts, len(problem.train), parts)
     first, tokenizer = kbert.load(model, lower_case=reading.lower_case)
     check_length(sequence_length, first)
     new_model = model_maker(first, head_of(problem, loss), layers, devices)

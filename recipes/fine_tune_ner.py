@@ -124,7 +124,8 @@ def main(
         name: ner.read(path, scheme, columns) for name, path in (("train", train), ("dev", dev), ("test", test)) if path
     }
     labels = ner.tag_names(sets["train"])
-    check_grid(learning_rates, batch_sizes, epochs, restarts, len(sets["train"]), replicas)
+    parts = replicas.num_replicas_in_sync * optimizer.accumulation
+    check_grid(learning_rates, batch_sizes, epochs, restarts, len(sets["train"]), parts)
     check_rules(layers, optimizer, seed)
     if head == "linear" and features != FeatureRule():
         raise ValueError("--features is what a BiLSTM reads; expected --head bilstm beside it")

@@ -125,7 +125,8 @@ def main(
     if not learned:
         raise ValueError(f"{train}, question {lost[0].id}: its answer is not where it is said to be, nor any other's")
     grid = {"epochs": epochs or (EPOCHS[version],), "batch_sizes": batch_sizes or (BATCH_SIZES[version],)}
-    check_grid(learning_rates, **grid, restarts=restarts, examples=len(learned), replicas=replicas)
+    parts = replicas.num_replicas_in_sync * optimizer.accumulation
+    check_grid(learning_rates, **grid, restarts=restarts, examples=len(learned), parts=parts)
     check_rules(layers, optimizer, seed)
     rule, answer_rule = rules(windows, answers, version)
     first, tokenizer = kbert.load(model, lower_case=windows.lower_case)

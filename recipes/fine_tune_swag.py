@@ -78,7 +78,8 @@ def main(
     files = {"train": train, "dev": dev, "test": test}
     sets = {name: swag.read(path) for name, path in files.items() if path}
     check_sets(sets)
-    check_grid(learning_rates, batch_sizes, epochs, restarts, len(sets["train"]), replicas)
+    parts = replicas.num_replicas_in_sync * optimizer.accumulation
+    check_grid(learning_rates, batch_sizes, epochs, restarts, len(sets["train"]), parts)
     check_rules(layers, optimizer, seed)
     first, tokenizer = kbert.load(model, lower_case=lower_case)
     check_length(sequence_length, first)

@@ -74,8 +74,8 @@ class OptimizerRule:
             too far in the first hundreds; its warm-up of 10,000 hides that, a short run's does not (Tiny, 500 steps
             of batch 32 at 1e-3: 5.98 with, 6.37 without, which is the unigram loss).
         dropout: of hidden vectors and of attention probabilities.
-        accumulation: parts that each batch is taken in, one after the other, where memory is short; the result is the
-            same.
+        accumulation: parts that each batch is taken in, one after the other, where memory is short; but for dropout's
+            masks the result is the same.
     """
 
     name: Literal["adam", "lamb"] = "adam"
@@ -191,9 +191,10 @@ def main(
         train, held = read_corpora((corpus, held_out), tokenizer, rule, text, cache)
     settings = {"vocabulary": tokenizer.digest, "corpus": train.digest, "held_out": held.digest}
     settings |= {"size": size, "steps": steps, "batch_size": batch_size, "seed": seed, **asdict(rule)}
-    settings |= {f"optimizer.{name}": value for name, value in asdict(optimizer).items()}
+    settings |= {f"optimizer.{name}": v for name, v in asdict(optimizer).items() if name != "accumulation"}
     settings |= {"precision": devices.precision} | ({"start": digest(first)} if start else {})
-    agree(replicas, settings)
+    how_run = {f"run.{name}": value for name, value in asdict(run).items() if name != "cache"}
+    agree(replicas, settings | how_run | {"accumulation": optimizer.accumulation})
     with chief_first(replicas):
         check_settings(output, settings)
     if run.token_cache:
@@ -263,6 +264,7 @@ def check_start(start: str | None, vocabulary: str | None, size: str | None) -> 
 
 def new_instance_rule(sequence_length: int, objectives: str, masking: MaskingRule):
     """The rule that the flags describe; warns where it predicts less than it masks."""
+    from kbert import report
     from kbert.text.masking import Masking
     from kbert.text.pretraining_data import InstanceRule
 
@@ -274,7 +276,10 @@ def new_instance_rule(sequence_length: int, objectives: str, masking: MaskingRul
         Masking(masking.rate, masking.mask, masking.random, masking.whole_words),
     )
     if rule.share_lost:
-        print(f"warning: {rule.predictions} predictions a sequence cut off {rule.share_lost:.0%} of a full one's")
+        report.CONSOLE.print(
+            f"warning: {rule.predictions} predictions a sequence cut off {rule.share_lost:.0%} of a full one's",
+            soft_wrap=True,
+        )
     return rule
 
 

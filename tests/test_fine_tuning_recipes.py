@@ -135,3 +135,20 @@ def test_ones_own_files_are_learned_a_second_call_does_no_work_and_a_kill_change
     again = kbert.load(folder / "killed_in_tuning")[0]
     for one, other in zip(trained.weights, again.weights, strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy(), one.path)
+
+
+@pytest.mark.parametrize("task", ["glue", "swag"])
+def test_a_search_trains_on_replicas_in_parts_in_half_precision_with_less_memory(folder, start, task):
+    flags = {
+        "glue": "--task mrpc --data glue/MRPC --sequence-length 32",
+        "swag": "--train train.csv --dev val.csv --sequence-length 32",
+    }[task]
+    command = (
+        f"python recipes/fine_tune_{task}.py --model {start} {flags} --output on-replicas-{task} --learning-rates 1e-3"
+        " --batch-sizes 8 --epochs 2 --strategy mirrored --devices.replicas 2 --optimizer.accumulation 2"
+        " --devices.precision bfloat16 --devices.recompute"
+    )
+    done = recipe(command, folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    metrics = json.loads((folder / f"on-replicas-{task}" / "metrics.json").read_text())
+    assert 0 <= metrics["dev_accuracy"] <= 1

@@ -57,6 +57,10 @@ class BertFeatures(keras.Model):
             raise ValueError(f"weights has {len(weights)} numbers, expected one for each of {len(layers)} layers")
         if unit == "pooled" and not bert.config.pooler:
             raise ValueError("unit is pooled and the Bert has no pooler, expected mean, or another Bert")
+        if unit == "pooled" and (tuple(layers), mix) != ((-1,), "concatenation"):
+            raise ValueError(
+                f"layers is {list(layers)} and mix {mix}: the pooled vector has neither, expected none given"
+            )
         self.numbers = layer_numbers(layers, bert.config.num_hidden_layers)
         self.bert, self.mix, self.unit = bert, mix, unit
         self.shares = list(weights or [1.0] * len(layers))

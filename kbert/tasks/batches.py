@@ -85,7 +85,10 @@ def training_batches(encoded, batch_size: int, epochs: int, seed: int, start: in
 
     @tf.autograph.experimental.do_not_convert
     def make(rows, length):
-        return encoded.packed(rows, length)
+        features = encoded.packed(rows, length)
+        for values in features.values():  # which is lost on the way, and replicas share it out
+            values.set_shape([batch_size, *values.shape[1:]])
+        return features
 
     dataset = tf.data.Dataset.from_tensor_slices((batches[start:], lengths[start:]))
     return prefetched(dataset.map(make, num_parallel_calls=2, deterministic=True))

@@ -5,7 +5,6 @@ BackupAndRestore repeats the epoch: TRAPS 15). The state: model with the seeds o
 steps since they were last logged, position in the corpus.
 """
 
-import contextlib
 import hashlib
 import json
 import math
@@ -20,6 +19,7 @@ import keras
 import numpy as np
 import safetensors
 import safetensors.numpy
+import tensorflow as tf
 
 from kbert.training.distribution import agree, chief_first, is_chief, workers
 from kbert.training.step import is_due
@@ -69,7 +69,6 @@ class Checkpoint(keras.callbacks.Callback):
         another model's, or not the same in all processes.
         """
         strategy = model.distribute_strategy
-        self.writes = is_chief(strategy)
         with chief_first(strategy):
             step = self._restore(model)
         agree(strategy, {f"the checkpoint in {self.folder}": step})
@@ -106,8 +105,8 @@ class Checkpoint(keras.callbacks.Callback):
         self.last_step = step = self.model.steps_done
         if not self.writes:
             return
-        # TensorFlow copies a variable that is changed while someone holds its value: taking them costs nothing here.
-        values = {name: np.asarray(variable.numpy(), order="C") for name, variable in state(self.model).items()}
+        # TensorFlow copies a variable that is changed while someone holds its value: to take them costs nothing here.
+        values = {name: tf.convert_to_tensor(variable) for name, variable in state(self.model).items()}
         self.writer = threading.Thread(target=self._write, args=(step, values))
         self.writer.start()
 
@@ -120,8 +119,9 @@ class Checkpoint(keras.callbacks.Callback):
             error, self.error = self.error, None
             raise error
 
-    def _write(self, step: int, values: dict) -> None:
+    def _write(self, step: int, tensors: dict) -> None:
         try:
+            values = {name: np.asarray(tensor.numpy(), order="C") for name, tensor in tensors.items()}
             for name, value in values.items():
                 if np.issubdtype(value.dtype, np.floating) and not np.isfinite(value).all():
                     raise NonFiniteLoss(f"{name} is not finite after step {step}; {self.last_good()}")
@@ -144,6 +144,10 @@ class Checkpoint(keras.callbacks.Callback):
             else "there is no checkpoint"
         )
 
+    def set_model(self, model):
+        super().set_model(model)
+        self.writes = is_chief(model.distribute_strategy)
+
     def on_train_begin(self, logs=None):
         self.signal_received = None
         if threading.current_thread() is threading.main_thread():
@@ -159,36 +163,30 @@ class Checkpoint(keras.callbacks.Callback):
         self.model.stop_asked = self.signal_received is not None
 
     def on_train_batch_end(self, batch, logs=None):
-        with self._handlers_restored_on_error():
-            not_finite = [f"{name} is {logs[name]}" for name in WATCHED if not math.isfinite(logs[name])]
-            if not_finite or self.error is not None:
-                self.finish()
-            if not_finite:
-                raise NonFiniteLoss(f"{not_finite[0]} at step {self.model.steps_done}; {self.last_good()}")
-            # What one process is asked is done by all, after the same step.
-            alone = workers(self.model.distribute_strategy) == 1
-            stop = self.signal_received is not None if alone else self.model.stop_agreed
-            if stop or is_due(self.model, self.every):
-                self.save()
-            if stop:
-                self._stop()
+        not_finite = [f"{name} is {logs[name]}" for name in WATCHED if not math.isfinite(logs[name])]
+        if not_finite or self.error is not None:
+            self.finish()
+        if not_finite:
+            raise NonFiniteLoss(f"{not_finite[0]} at step {self.model.steps_done}; {self.last_good()}")
+        # What one process is asked is done by all, after the same step.
+        alone = workers(self.model.distribute_strategy) == 1
+        stop = self.signal_received is not None if alone else self.model.stop_agreed
+        if stop or is_due(self.model, self.every):
+            self.save()
+        if stop:
+            self._stop()
 
     def on_train_end(self, logs=None):
-        with self._handlers_restored_on_error():
-            if self.last_step != self.model.steps_done:
-                self.save()
-            self.finish()
-            if self.signal_received:
-                self._stop()
-        self._restore_handlers()
+        if self.last_step != self.model.steps_done:
+            self.save()
+        self.finish()
+        # Of several processes one alone may have got it now; and all is saved.
+        if self.signal_received and workers(self.model.distribute_strategy) == 1:
+            self._stop()
 
-    @contextlib.contextmanager
-    def _handlers_restored_on_error(self):
-        try:
-            yield
-        except BaseException:
-            self._restore_handlers()
-            raise
+    def on_fit_end(self):
+        """Called by the step whatever ended `fit`."""
+        self._restore_handlers()
 
     def _stop(self):
         self.finish()

@@ -7,6 +7,7 @@ tpu           the TPU that TensorFlow finds (not verified on hardware)
 """
 
 import contextlib
+import functools
 import json
 import socket
 from typing import NamedTuple
@@ -15,6 +16,22 @@ import tensorflow as tf
 
 WORDS = ("one", "mirrored", "multi_worker", "tpu")
 SUM = tf.distribute.ReduceOp.SUM
+
+
+# What TensorFlow raises where another process is gone.
+LOST = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.InternalError,
+    tf.errors.UnknownError,
+)
+
+
+class WorkerLost(ValueError):
+    """Another process that trains the same run is gone."""
 
 
 class Cluster(NamedTuple):
@@ -57,7 +74,7 @@ def new_strategy(word: str, replicas: int | None = None, cluster: Cluster | None
     """The strategy of a word; to be made before TensorFlow computes anything.
 
     replicas: parts of the CPU, for mirrored and multi_worker where there is no GPU. Raises ValueError for what this
-    machine does not have, and OSError if the port of this worker is taken.
+    machine does not have, and for a port of this worker that is taken.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if replicas is not None and (replicas < 1 or gpus or word not in ("mirrored", "multi_worker")):
@@ -131,34 +148,76 @@ def is_chief(strategy: tf.distribute.Strategy) -> bool:
 
 
 @contextlib.contextmanager
+def loss_is_told(strategy: tf.distribute.Strategy):
+    """Raises WorkerLost for what TensorFlow raises in the middle of it where another process is gone."""
+    try:
+        yield
+    except LOST as error:
+        if workers(strategy) == 1:
+            raise
+        why = " ".join(str(error).split())[:300]
+        raise WorkerLost(f"another worker is gone; start all of them again with the same command ({why})") from error
+
+
+@contextlib.contextmanager
 def chief_first(strategy: tf.distribute.Strategy):
-    """What is in it is done by the chief, then by the others, who find its files there."""
+    """What is in it is done by the chief, then by the others, who find its files there.
+
+    What the chief refuses, a ValueError or OSError, all of them refuse.
+    """
+    if workers(strategy) == 1:
+        yield
+        return
     if not is_chief(strategy):
-        agree(strategy, {})
-    yield
-    if is_chief(strategy):
-        agree(strategy, {})
+        refused = exchanged(strategy, {})[0].get("refused")
+        if refused:
+            raise ValueError(f"the chief: {refused}")
+        yield
+        return
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        exchanged(strategy, {"refused": str(error)})
+        raise
+    exchanged(strategy, {})
 
 
 def agree(strategy: tf.distribute.Strategy, settings: dict) -> None:
     """Waits for all processes; raises ValueError in each, naming what differs, unless they have the same settings."""
     if workers(strategy) == 1:
         return
-    mine = tf.strings.unicode_decode(json.dumps(settings, sort_keys=True), "UTF-8")
-
-    def gathered():
-        replica = tf.distribute.get_replica_context()
-        return replica.all_gather(tf.size(mine)[None], 0), replica.all_gather(mine, 0)
-
-    lengths, codes = (strategy.experimental_local_results(values)[0] for values in strategy.run(gathered))
-    texts = tf.strings.unicode_encode(tf.RaggedTensor.from_row_lengths(codes, lengths), "UTF-8").numpy()
-    chiefs, *others = (json.loads(text) for text in texts)
+    chiefs, *others = exchanged(strategy, settings)
     for number, other in enumerate(others, start=1):
-        different = [name for name in chiefs.keys() | other.keys() if chiefs.get(name) != other.get(name)]
+        different = sorted(name for name in chiefs.keys() | other.keys() if chiefs.get(name) != other.get(name))
         if different:
-            told = [f"{name} is {chiefs.get(name)!r} and {other.get(name)!r}" for name in sorted(different)]
-            worker = number * workers(strategy) // len(texts)
-            raise ValueError(f"worker 0 and worker {worker} were started with other settings: {'; '.join(told)}")
+            told = "; ".join(f"{name} is {chiefs.get(name)!r} and {other.get(name)!r}" for name in different)
+            raise ValueError(f"worker 0 and worker {number} were started with other settings: {told}")
+
+
+def exchanged(strategy: tf.distribute.Strategy, content: dict) -> list[dict]:
+    """What each process gives, in their order."""
+    mine = tf.strings.unicode_decode(json.dumps(content, sort_keys=True), "UTF-8")
+    with loss_is_told(strategy):
+        lengths, codes = (strategy.experimental_local_results(values)[0] for values in gather(strategy)(mine))
+    texts = tf.strings.unicode_encode(tf.RaggedTensor.from_row_lengths(codes, lengths), "UTF-8").numpy()
+    # Every replica of a process gives the same.
+    return [json.loads(text) for text in texts[:: len(texts) // workers(strategy)]]
+
+
+@functools.cache
+def gather(strategy: tf.distribute.Strategy):
+    """A graph: a vector of each replica -> the lengths of all, and all of them one after the other."""
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)], autograph=False)
+    def gathered(mine):
+        def of_replica():
+            replica = tf.distribute.get_replica_context()
+            here = tf.identity(mine)  # on the replica's own device, as what is gathered must be
+            return replica.all_gather(tf.size(here)[None], 0), replica.all_gather(here, 0)
+
+        return strategy.run(of_replica)
+
+    return gathered
 
 
 def shared_out(batches: tf.data.Dataset, strategy: tf.distribute.Strategy):

@@ -61,6 +61,7 @@ class Search:
     warmup: float = 0.1
     seed: int = 1
     xla: bool = False
+    accumulation: int = 1
     strategy: tf.distribute.Strategy = field(default_factory=tf.distribute.get_strategy)
 
     def results(self, trials: Iterable[Trial], show: Callable[[str], None] = print) -> dict[Trial, dict]:
@@ -69,7 +70,8 @@ class Search:
         A run that was killed goes on with the batch after its checkpoint and ends with the same weights to the bit.
         """
         tf.config.experimental.enable_op_determinism()  # on a GPU; a CPU gives the same bits without
-        results = {}
+        trials, results = list(trials), {}
+        agree(self.strategy, {"the runs": [trial.name for trial in trials]})
         for trial in trials:
             is_finished = self.file(trial).exists()
             agree(self.strategy, {f"whether {self.file(trial)} is there": is_finished})
@@ -100,7 +102,8 @@ class Search:
         schedule = WarmupLinearDecay(trial.learning_rate, steps, int(self.warmup * steps))
         with self.strategy.scope():
             model = self.new_model()
-            model.compile(BertAdam(schedule, **self.optimizer), jit_compile=self.xla)
+            how = {"jit_compile": self.xla, "accumulation": self.accumulation}
+            model.compile(BertAdam(schedule, **self.optimizer), **how)
         settings = {**self.settings, **trial._asdict()}
         folder = self.file(trial).parent
         checkpoint = Checkpoint(folder, settings, every=max(1, steps // 5), keep=1)

@@ -12,7 +12,7 @@ import time
 import keras
 import tensorflow as tf
 
-from kbert.training.distribution import SUM, shared_out, workers
+from kbert.training.distribution import SUM, loss_is_told, shared_out
 from kbert.training.metrics import Mean, Sum
 from kbert.training.optimization import global_norm
 
@@ -22,20 +22,6 @@ SEED_STRIDE = 7_919_000_003
 # In float16 small gradients vanish: the loss is scaled by this much, by half of it where a gradient overflows, and by
 # twice as much when none has for so many steps.
 FIRST_LOSS_SCALE, STEPS_TO_DOUBLE = 2.0**15, 2000
-# What TensorFlow raises where another process is gone.
-LOST = (
-    tf.errors.UnavailableError,
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.DeadlineExceededError,
-    tf.errors.FailedPreconditionError,
-    tf.errors.InternalError,
-    tf.errors.UnknownError,
-)
-
-
-class WorkerLost(ValueError):
-    """Another process that trains the same run is gone."""
 
 
 class TrainingStep:
@@ -111,18 +97,22 @@ class TrainingStep:
                 f"steps_per_epoch is {steps_per_epoch}, expected a multiple of steps_per_execution "
                 f"{self.steps_per_execution}: Keras would train beyond it"
             )
+        if options.get("validation_data") is not None and self.distribute_strategy.num_replicas_in_sync > 1:
+            raise ValueError("validation_data: Keras would share it out anew; expected none on replicas, or Evaluate")
         x, steps_per_epoch = self._shared_out(x, steps_per_epoch)
         try:
-            # Keras warns that it cannot shuffle a dataset unless it is told not to.
-            return super().fit(x, *args, steps_per_epoch=steps_per_epoch, **{"shuffle": False, **options})
-        except LOST as error:
-            if workers(self.distribute_strategy) == 1:
-                raise
-            raise WorkerLost("another worker is gone; start all of them again with the same command") from error
+            with loss_is_told(self.distribute_strategy):
+                # Keras warns that it cannot shuffle a dataset unless it is told not to.
+                return super().fit(x, *args, steps_per_epoch=steps_per_epoch, **{"shuffle": False, **options})
+        finally:
+            # Keras tells callbacks nothing where an error ends it.
+            for callback in options.get("callbacks") or []:
+                getattr(callback, "on_fit_end", lambda: None)()
 
     def evaluate(self, x=None, *args, steps=None, **options):
         x, steps = self._shared_out(x, steps)
-        return super().evaluate(x, *args, steps=steps, **options)
+        with loss_is_told(self.distribute_strategy):
+            return super().evaluate(x, *args, steps=steps, **options)
 
     def _shared_out(self, data, steps):
         """What each replica takes of a dataset of global batches, and how many there are."""
@@ -264,7 +254,11 @@ class TrainingStep:
             raise ValueError(
                 f"a replica's batch has {rows} rows, expected a multiple of accumulation {self.accumulation}"
             )
-        parts = {name: tf.reshape(value, [self.accumulation, -1, *value.shape[1:]]) for name, value in features.items()}
+        parts = {}
+        for name, value in features.items():  # of which a later dimension may be of any length
+            shape = [self.accumulation, rows // self.accumulation]
+            parts[name] = tf.reshape(value, tf.concat([shape, tf.shape(value)[1:]], 0))
+            parts[name].set_shape([*shape, *value.shape[1:]])
 
         def body(part, total, seeds):
             gradients, sums, seeds = gradients_of({name: value[part] for name, value in parts.items()}, weights, seeds)

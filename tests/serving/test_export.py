@@ -309,6 +309,8 @@ def test_the_recipe_exports_a_model_directory_and_shows_what_it_answers(model, t
         recipe.main(str(tmp_path / "model"), "a/b")
     recipe.main(str(tmp_path / "model"), "mine", vectors=recipe.VectorFlags("mean"), output=str(tmp_path / "served"))
     assert "vectors float32" in capsys.readouterr().out
+    recipe.main(str(tmp_path / "model"), "mine", vectors=recipe.VectorFlags("piece"), output=str(tmp_path / "served"))
+    assert "[CLS], the, " not in (shown := capsys.readouterr().out) and "pieces string" in shown and "[CLS]" in shown
     with pytest.raises(ValueError, match="--threshold 1.0: expected a BertSpanPredictor, .* is a BertPretrainer"):
         recipe.main(str(tmp_path / "model"), "mine", threshold=1.0)
     with pytest.raises(ValueError, match="expected --vectors.unit beside it"):

@@ -5,8 +5,9 @@ import pytest
 import tensorflow as tf
 from small_corpus import VOCABULARY, WORDS
 
-from kbert.tasks import batches
+from kbert.tasks import batches, ner, squad, swag
 from kbert.tasks.examples import Example
+from kbert.text.windows import WindowRule
 from kbert.text.wordpiece import WordPiece
 
 
@@ -84,3 +85,20 @@ def test_answers_come_in_the_order_of_the_examples(encoded):
 
 def test_too_few_examples_for_a_batch_make_none(encoded):
     assert batches.plan(encoded.lengths[:3], 8, 0, 1).shape == (0, 8)
+
+
+def test_batches_of_every_task_have_a_known_size_so_that_replicas_can_share_them_out():
+    tokenizer = WordPiece(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"])
+    texts = ["a " * (n + 1) for n in range(8)]
+    pairs = [Example(text, "b", "0", "") for text in texts]
+    choices = [swag.Choice(text, ("a", "b"), 0, "") for text in texts]
+    sentences = [ner.Sentence(text.split(), ["O"] * len(text.split()), 0, "") for text in texts]
+    questions = [squad.Question(str(n), "a", text, ["a"], [0]) for n, text in enumerate(texts)]
+    for encoded in (
+        batches.encode(pairs, tokenizer, 16, {"label_ids": [0] * 8}),
+        swag.encode(choices, tokenizer, 16),
+        ner.encode(sentences, tokenizer, ["O", "B-X"], 16),
+        squad.encode(questions, tokenizer, WindowRule(16, 8, 4), with_targets=True),
+    ):
+        specs = batches.training_batches(encoded, 4, 1, 1).element_spec
+        assert {spec.shape[0] for spec in specs.values()} == {4}

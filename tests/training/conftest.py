@@ -9,8 +9,8 @@ from tests.training import tiny_run
 
 
 @pytest.fixture(scope="session")
-def start():
-    """start(function, *arguments) -> a process of its own, which has TensorFlow imported already."""
+def start_process():
+    """start_process(function, *arguments) -> a process of its own, which has TensorFlow imported already."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.training.tiny_run"])
 
@@ -23,24 +23,24 @@ def start():
 
 
 @pytest.fixture(scope="session")
-def runs(start, tmp_path_factory):
+def runs(start_process, tmp_path_factory):
     """Two outputs of the same command: `whole` was never stopped, `killed` three times, by kill -9."""
     folder = tmp_path_factory.mktemp("runs")
     whole, killed = folder / "whole", folder / "killed"
-    never_stopped = start(tiny_run.train, whole)
+    never_stopped = start_process(tiny_run.train, whole)
 
     for moment, checkpoint in [("half written", 2), ("just renamed", 2)]:
-        process = start(tiny_run.train_until_write, killed, moment, checkpoint)
+        process = start_process(tiny_run.train_until_write, killed, moment, checkpoint)
         process.join()
         assert process.exitcode == -signal.SIGKILL, moment
 
-    process = start(tiny_run.train, killed)
+    process = start_process(tiny_run.train, killed)
     while not (killed / "checkpoints" / "step-00000016.safetensors").exists() and process.is_alive():
         time.sleep(0.01)
     time.sleep(random.random() / 4)
     process.kill()
 
-    for process in (start(tiny_run.train, killed), never_stopped):
+    for process in (start_process(tiny_run.train, killed), never_stopped):
         process.join()
         assert process.exitcode == 0
     return {"whole": whole, "killed": killed}

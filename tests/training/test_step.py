@@ -178,7 +178,7 @@ def test_half_precision_computes_near_single_precision_and_keeps_single_precisio
     half = new_model(dtype=f"mixed_{precision}")
     half.compile(new_optimizer(), jit_compile=False)
     assert fit(half, dataset(), 2)["loss"] == pytest.approx(expected["loss"], rel=0.02)
-    assert {variable.dtype for variable in half.weights} == {"float32"}
+    assert {variable.dtype for variable in half.weights} == {"float32"} and half.bert.compute_dtype == precision
 
 
 def test_what_is_computed_twice_for_less_memory_is_the_same(model):

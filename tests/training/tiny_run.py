@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import random
 import signal
 import socket
 import sys
@@ -16,10 +17,9 @@ import tensorflow as tf
 from kbert.config import BertConfig
 from kbert.model.pretraining import BertPretrainer
 from kbert.training.checkpointing import Checkpoint, Stopped, check_settings, state
-from kbert.training.distribution import chief_first, is_chief, new_strategy
+from kbert.training.distribution import WorkerLost, chief_first, is_chief, new_strategy
 from kbert.training.monitoring import Evaluate, EventFiles, Monitor
 from kbert.training.optimization import BertAdam, WarmupLinearDecay
-from kbert.training.step import WorkerLost
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
 LENGTH, PREDICTIONS = 16, 3
@@ -198,9 +198,11 @@ def on_replicas(output, replicas=1, cluster=None, steps=20, size=16, dropout=0.0
 
 
 def free_addresses(count):
-    """Addresses on this machine whose ports nobody uses."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("localhost", 0))
-        return tuple(f"localhost:{one.getsockname()[1]}" for one in sockets)
+    """Addresses on this machine whose ports nobody uses, and no connection gets by chance before they are bound."""
+    found = []
+    while len(found) < count:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("", port))
+            found.append(f"localhost:{port}")
+    return tuple(dict.fromkeys(found)) if len(set(found)) == count else free_addresses(count)
