@@ -137,7 +137,7 @@ def test_ones_own_files_are_learned_a_second_call_does_no_work_and_a_kill_change
         np.testing.assert_array_equal(one.numpy(), other.numpy(), one.path)
 
 
-@pytest.mark.parametrize("task", ["glue", "swag"])
+@pytest.mark.parametrize("task", ["swag", pytest.param("glue", marks=pytest.mark.long)])
 def test_a_search_trains_on_replicas_in_parts_in_half_precision_with_less_memory(folder, start, task):
     flags = {
         "glue": "--task mrpc --data glue/MRPC --sequence-length 32",
