@@ -1,4 +1,4 @@
-"""Serves SavedModels over TensorFlow Serving's REST API, with a page to try them.
+"""Serves SavedModels over TensorFlow Serving's REST API.
 
 python recipes/serve.py --models saved_models
 """

@@ -175,3 +175,16 @@ def test_what_these_recipes_cannot_do_is_refused(folder, start, monkeypatch, nam
         "extract_features": "--input lines.txt --output not_tuned.npz --layers 1",
     }
     refuse(name, f"--model {start} {files[name]} {change}", message)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--models nowhere", "--models nowhere: no such folder; expected one that export.py has written to"),
+        ("--models . --batch.rows 0", "expected numbers above 0"),
+        ("--models . --host 192.0.2.1", "--host 192.0.2.1 --port 8501: "),
+    ],
+)
+def test_a_server_that_cannot_be_is_refused(folder, monkeypatch, flags, message):
+    monkeypatch.chdir(folder)
+    refuse("serve", flags, message)

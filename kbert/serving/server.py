@@ -1,11 +1,10 @@
-"""The server: TensorFlow Serving's REST API, metrics and a page to try the models, as an ASGI application.
+"""The server: TensorFlow Serving's REST API and metrics, as an ASGI application.
 
 GET  /v1/models/NAME[/versions/N]            the state of each version
 GET  /v1/models/NAME[/versions/N]/metadata   the signatures
 POST /v1/models/NAME[/versions/N]:predict    see rest.py
 GET  /v1/models                              the names of the models (kbert's own)
 GET  /metrics                                for Prometheus
-GET  /                                       the page
 """
 
 import asyncio
@@ -14,7 +13,6 @@ import json
 import logging
 import re
 import time
-from pathlib import Path
 
 import orjson
 import prometheus_client
@@ -23,8 +21,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.routing import Route
 
 from kbert.serving import rest
 from kbert.serving.batching import Batcher
@@ -33,7 +30,6 @@ from kbert.serving.rest import Refused
 
 ACCESS = logging.getLogger("kbert.serving.access")
 LOG = logging.getLogger("kbert.serving")
-PAGE = Path(__file__).parent / "page"
 PREDICT = re.compile(r"/v1/models/([^/:]+)(?:/versions/(\d+))?:(classify|regress|predict)", re.IGNORECASE)
 STATUS = re.compile(r"/v1/models/([^/:]+)(?:/versions/(\d+))?(/metadata)?", re.IGNORECASE)
 SMALL = 64_000  # bytes of JSON that are read and written beside other requests' waiting
@@ -76,7 +72,6 @@ def new_application(models: Models, batcher: Batcher, metrics: Metrics, body_byt
     routes = [
         Route("/metrics", server.prometheus, methods=["GET"]),
         Route("/v1/{path:path}", server.api, methods=["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]),
-        Mount("/", StaticFiles(directory=PAGE, html=True)),
     ]
     return Starlette(routes=routes, lifespan=lifespan)
 

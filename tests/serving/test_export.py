@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -17,7 +18,8 @@ from kbert.model.features import BertFeatures
 from kbert.model.fine_tuning import BertClassifier, BertRegressor
 from kbert.model.pretraining import BertPretrainer
 from kbert.model_directory import save
-from kbert.serving.export import export, next_version
+from kbert.serving import warm_up
+from kbert.serving.export import export, models_config, next_version
 from kbert.serving.questions import Classify, Embed, FillBlanks, NextSentence, Regress
 from kbert.text.packing import pack, special_ids
 from kbert.text.wordpiece import WordPiece
@@ -315,6 +317,22 @@ def test_the_recipe_exports_a_model_directory_and_shows_what_it_answers(model, t
         recipe.main(str(tmp_path / "model"), "mine", threshold=1.0)
     with pytest.raises(ValueError, match="expected --vectors.unit beside it"):
         recipe.main(str(tmp_path / "model"), "mine", vectors=recipe.VectorFlags(layers=(1,)))
+
+
+def test_beside_the_graph_are_warm_up_requests_and_what_a_server_may_want(classifier, tokenizer, tmp_path):
+    path = Path(export(classifier, tokenizer, tmp_path / "colours"))
+    requests = warm_up.read(path)
+    assert {signature for signature, _ in requests} == {"serving_default", "pairs"} and len(requests) == 8
+    signatures = tf.saved_model.load(path).signatures
+    for signature, inputs in requests:
+        answer = signatures[signature](**{name: tf.constant(values) for name, values in inputs.items()})
+        assert answer["probabilities"].shape == (1, 3)
+    assert (path / "assets.extra" / "labels.txt").read_text() == "red\ngreen\nblue\n"
+    assert BertConfig.from_json(path / "assets.extra" / "bert_config.json") == classifier.config
+    (tmp_path / "empty").mkdir()
+    line = '  config { name: "colours" base_path: "/models/colours" model_platform: "tensorflow" }'
+    assert models_config(tmp_path) == f"model_config_list {{\n{line}\n}}\n"
+    assert warm_up.read(tmp_path) == []
 
 
 def test_versions_count_up_and_other_names_do_not_matter(tmp_path):
