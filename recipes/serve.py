@@ -55,6 +55,8 @@ def main(
         raise ValueError(f"--models {models}: no such folder; expected one that export.py has written to")
     if seconds <= 0 or body_megabytes <= 0 or min(batch.rows, batch.characters, batch.queue) < 1 or batch.wait_ms < 0:
         raise ValueError("--seconds, --body-megabytes and --batch: expected numbers above 0")
+    if not 0 < port < 65536:
+        raise ValueError(f"--port {port}: expected 1 to 65535")
     try:
         import uvicorn
 

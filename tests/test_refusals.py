@@ -183,6 +183,7 @@ def test_what_these_recipes_cannot_do_is_refused(folder, start, monkeypatch, nam
         ("--models nowhere", "--models nowhere: no such folder; expected one that export.py has written to"),
         ("--models . --batch.rows 0", "expected numbers above 0"),
         ("--models . --host 192.0.2.1", "--host 192.0.2.1 --port 8501: "),
+        ("--models . --port 99999", "--port 99999: expected 1 to 65535"),
     ],
 )
 def test_a_server_that_cannot_be_is_refused(folder, monkeypatch, flags, message):
