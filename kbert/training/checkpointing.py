@@ -69,6 +69,7 @@ class Checkpoint(keras.callbacks.Callback):
         another model's, or not the same in all processes.
         """
         strategy = model.distribute_strategy
+        self.writes = is_chief(strategy)
         with chief_first(strategy):
             step = self._restore(model)
         agree(strategy, {f"the checkpoint in {self.folder}": step})

@@ -7,6 +7,7 @@ from google.protobuf import text_format
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.plugins.projector import ProjectorConfig
 
+from kbert.training import checkpointing
 from kbert.training.checkpointing import Checkpoint
 from kbert.training.monitoring import Evaluate, EventFiles, Monitor, Panels, escaped, guesses
 from tests.training.tiny_run import VOCABULARY, batch, dataset, digest
@@ -37,6 +38,17 @@ def test_a_run_killed_and_resumed_has_each_step_in_its_logs_once_with_the_same_n
             assert killed[run, tag, step] == values, (run, tag, step)
     assert [step for run, tag, step in whole if (run, tag) == ("train", "learning/loss")] == list(range(3, 25, 3))
     assert [step for run, tag, step in whole if (run, tag) == ("held_out", "learning/loss")] == [6, 12, 18, 24]
+
+
+def test_of_several_processes_one_alone_removes_and_writes_event_files(model, tmp_path, monkeypatch):
+    (tmp_path / "logs" / "held_out").mkdir(parents=True)
+    of_the_other = tmp_path / "logs" / "held_out" / "events.out.tfevents.1.from-step-00000000"
+    of_the_other.touch()
+    monkeypatch.setattr(checkpointing, "is_chief", lambda strategy: False)
+    checkpoint = Checkpoint(tmp_path, {})
+    checkpoint.restore(model)
+    EventFiles(tmp_path / "logs", checkpoint).text("train", 0, "settings", "none")
+    assert [path for path in (tmp_path / "logs").rglob("*") if path.is_file()] == [of_the_other]
 
 
 def test_what_is_logged_is_the_mean_over_the_steps_since_the_last_log(model, tmp_path):
