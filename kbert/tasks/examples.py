@@ -99,8 +99,9 @@ def json_rows(path: Path, lines: Iterator[str]) -> Iterator[tuple[str, dict]]:
 
 def value(where: str, row: dict, column: str | int) -> str:
     if row.get(column) is None:
-        have = ", ".join(map(str, row)) if isinstance(column, str) else f"{len(row)} columns"
-        raise ValueError(f"{where}: no column {column!r} among {have}")
+        if isinstance(column, int):
+            raise ValueError(f"{where}: {len(row)} columns, expected at least {column + 1}")
+        raise ValueError(f"{where}: no column {column!r} among {', '.join(map(str, row))}")
     found = row[column]
     if isinstance(found, (list, dict)):
         raise ValueError(f"{where}: {column!r} is a {type(found).__name__}; expected a text or a number")

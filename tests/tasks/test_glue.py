@@ -88,6 +88,10 @@ def test_incomplete_rows_of_qqp_are_left_out_and_of_others_refused(folder):
     assert left_out == [f"{folder}/QQP/train.tsv, line 3"]
     with pytest.raises(ValueError, match="RTE/train.tsv, line 3: no column 'sentence2'"):
         glue.train_examples(glue.task_named("rte"), folder / "RTE", left_out)
+    with open(folder / "CoLA" / "train.tsv", "a") as file:
+        file.write("gj04\t1\n")
+    with pytest.raises(ValueError, match=r"CoLA/train.tsv, line \d: 2 columns, expected at least 4"):
+        glue.train_examples(glue.task_named("cola"), folder / "CoLA")
 
 
 def test_a_missing_file_and_a_misspelled_task_are_named(folder):
