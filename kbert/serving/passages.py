@@ -6,10 +6,31 @@ import tensorflow as tf
 
 from kbert.serving.questions import IDS, TEXT, check, graph, rounded
 from kbert.text.packing import pack, special_ids
-from kbert.text.windows import WindowRule, answer_places, pack_windows, windows
+from kbert.text.windows import WindowRule, Windows, answer_places, pack_windows, windows
 from kbert.text.words import pieces_of_words, words_of
 
 NEVER = -1e30
+# That are computed together: what a long passage needs in memory does not grow with it.
+TOKENS_AT_ONCE = 8192
+
+
+def in_parts(function, of: Windows, length, specs: list[tf.TensorSpec]) -> list[tf.Tensor]:
+    """A function of window numbers, int64 [n] -> tensors [n, ...] as specified, for all windows, part after part."""
+    count, at_once = tf.size(of.starts, tf.int64), tf.maximum(TOKENS_AT_ONCE // tf.cast(length, tf.int64), 1)
+    parts = tf.cast(tf.maximum((count + at_once - 1) // at_once, 1), tf.int32)  # one for no windows too
+
+    def body(part, *arrays):
+        begin = tf.cast(part, tf.int64) * at_once
+        results = function(tf.range(begin, tf.minimum(begin + at_once, count)))
+        return part + 1, *(array.write(part, result) for array, result in zip(arrays, results, strict=True))
+
+    arrays = [tf.TensorArray(spec.dtype, parts, infer_shape=False) for spec in specs]
+    _, *arrays = tf.while_loop(lambda part, *_: part < parts, body, (0, *arrays), parallel_iterations=1)
+    return [tf.ensure_shape(array.concat(), spec.shape) for array, spec in zip(arrays, specs, strict=True)]
+
+
+def chosen(of: Windows, rows) -> Windows:
+    return Windows(*(tf.gather(values, rows) for values in of))
 
 
 class FindAnswer:
@@ -53,18 +74,24 @@ class FindAnswer:
         of = windows(asked.row_lengths() + 2, pieces.row_lengths(), self.rule)
         longest = tf.reduce_max(tf.concat([of.places + of.lengths + 1, [3]], 0))
         length = rounded(longest, self.rule.sequence_length)
-        outputs = self._from_ids(**pack_windows(asked, pieces, of, length, special_ids(self.tokenizer)))
-        places = answer_places(of, tf.range(tf.size(of.starts, tf.int64)), length, self.rule)
-        first, last, *logits = (x[:, 0] for x in self.model.best_spans(outputs, *places, self.longest, best=1))
+
+        def best_spans(rows):
+            some = pack_windows(asked, pieces, chosen(of, rows), length, special_ids(self.tokenizer))
+            outputs = self._from_ids(**some)
+            places = answer_places(of, rows, length, self.rule)
+            first, last, *logits = (x[:, 0] for x in self.model.best_spans(outputs, *places, self.longest, best=1))
+            nothing = outputs["start_logits"][:, 0] + outputs["end_logits"][:, 0]
+            return first, last, tf.where(first >= 0, tf.add_n(logits), NEVER), nothing
+
+        specs = [tf.TensorSpec([None], kind) for kind in (tf.int32, tf.int32, tf.float32, tf.float32)]
+        first, last, scores, nothing = in_parts(best_spans, of, length, specs)
 
         # The best window of each passage, and the one that is least sure that there is no answer.
-        scores = tf.where(first >= 0, tf.add_n(logits), NEVER)
         by_passage = tf.RaggedTensor.from_value_rowids(scores, of.passages, tf.size(question, tf.int64))
         # One column more, as no passage at all has none.
         by_window = tf.pad(by_passage.to_tensor(2 * NEVER), [[0, 0], [0, 1]], constant_values=2 * NEVER)
         best = by_passage.row_starts() + tf.argmax(by_window, axis=1)
-        nothing = by_passage.with_flat_values(outputs["start_logits"][:, 0] + outputs["end_logits"][:, 0])
-        nothing = tf.reduce_min(nothing, axis=1)
+        nothing = tf.reduce_min(by_passage.with_flat_values(nothing), axis=1)
         score = tf.gather(scores, best)
         exists = score > NEVER
         odds = tf.where(exists, nothing - score, 0.0)
@@ -137,8 +164,12 @@ class TagWords:
         pieces = tf.RaggedTensor.from_row_splits(by_word, words.row_splits).merge_dims(1, 2)  # [B, (pieces)]
         of = windows(tf.ones_like(pieces.row_lengths()), pieces.row_lengths(), self.rule)
         length = rounded(tf.reduce_max(tf.concat([of.lengths + 2, [3]], 0)), self.rule.sequence_length)
-        features = pack_windows(None, pieces, of, length, special_ids(self.tokenizer))
-        found = tf.argmax(self._from_ids(**features)["probabilities"], axis=-1)  # [W, S]
+
+        def likeliest(rows):
+            features = pack_windows(None, pieces, chosen(of, rows), length, special_ids(self.tokenizer))
+            return (tf.argmax(self._from_ids(**features)["probabilities"], axis=-1),)
+
+        [found] = in_parts(likeliest, of, length, [tf.TensorSpec([None, None], tf.int64)])  # [W, S]
         is_asked, _ = answer_places(of, tf.range(tf.size(of.starts, tf.int64)), length, self.rule)
         window, position = tf.unstack(tf.where(is_asked), axis=1)
         starts = tf.gather(pieces.row_starts(), of.passages) + of.starts - 1

@@ -30,7 +30,7 @@ def tokenizer():
 
 def new(head, **options):
     keras.utils.set_random_seed(4)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
     sizes |= {"vocab_size": len(VOCABULARY), "max_position_embeddings": POSITIONS, "initializer_range": 0.4}
     return head(Bert(BertConfig(**sizes)), **options)
 
@@ -173,3 +173,21 @@ def test_each_is_exported_and_answers_alike(tokenizer, tmp_path, head):
             assert served[name].numpy().tolist() == value.numpy().tolist()
         else:
             np.testing.assert_allclose(served[name], value, atol=1e-5)
+
+
+def test_a_passage_of_many_windows_is_computed_in_parts_with_the_same_answer(tokenizer, monkeypatch):
+    spans, tagger = new(BertSpanPredictor), new(BertTagger, num_labels=5)
+    passages = [" ".join(texts(1, 400, 5)), "", *texts(3, 60, 6)]
+
+    def answers():
+        found = FindAnswer(spans, tokenizer, stride=8)(["ab"] * len(passages), passages)
+        return found | TagWords(tagger, tokenizer, LABELS)(passages)
+
+    at_once = answers()
+    monkeypatch.setattr("kbert.serving.passages.TOKENS_AT_ONCE", 3 * POSITIONS)
+    for name, values in answers().items():
+        expected = at_once[name].numpy()
+        if values.dtype == tf.float32:
+            np.testing.assert_allclose(values, expected, atol=1e-5)
+        else:
+            assert (values.numpy() == expected).all(), name
