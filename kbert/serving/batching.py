@@ -28,6 +28,11 @@ class Limits(NamedTuple):
     wait: float = 0.0
     queue: int = 4096
 
+    def allow(self, rows: int, shortest: int, longest: int) -> bool:
+        """Whether so many rows, of so many characters, may be computed together."""
+        fits = rows <= self.rows and rows * longest <= self.characters
+        return fits and longest <= max(ALIKE * shortest, SHORT)
+
 
 @dataclass
 class Waiting:
@@ -56,16 +61,45 @@ class Batcher:
     def submit(self, signature, inputs: dict) -> Future:
         """The answer to come, output -> array; raises Refused with status 503 where too much waits already."""
         rows = min((len(array) for array in inputs.values()), default=0)
-        request = Waiting(signature, inputs, longest_row(inputs), rows, time.monotonic())
         with self.changed:
             if self.stopped:
                 raise Refused(503, "the server is shutting down; ask another one")
             if self.rows and self.rows + rows > self.limits.queue:
                 raise Refused(503, f"{self.rows} rows wait already; try again a little later")
-            self.waiting.append(request)
             self.rows += rows
+        parts = parts_of(signature, inputs, self.limits)
+        return self._put(signature, inputs, rows) if len(parts) < 2 else self._part_by_part(signature, inputs, parts)
+
+    def _put(self, signature, inputs: dict, rows: int) -> Future:
+        request = Waiting(signature, inputs, longest_row(inputs), rows, time.monotonic())
+        with self.changed:
+            self.waiting.append(request)
             self.changed.notify()
         return request.answer
+
+    def _part_by_part(self, signature, inputs: dict, parts: list) -> Future:
+        """The answer to a request of many rows; when a part of them is done, the next waits behind other requests."""
+        answer, found, left = Future(), [], list(parts)
+
+        def go_on(done=None):
+            try:
+                if done is not None:
+                    found.append(done.result())
+                if left and not answer.cancelled():
+                    rows = left.pop(0)
+                    some = {name: array[rows] for name, array in inputs.items()}
+                    self._put(signature, some, len(rows)).add_done_callback(go_on)
+                elif answer.set_running_or_notify_cancel():
+                    answer.set_result(put_together(found, parts, signature))
+            except Exception as error:
+                answer.set_exception(error)
+            if answer.done():
+                with self.changed:
+                    self.rows -= sum(map(len, left))
+                left.clear()
+
+        go_on()
+        return answer
 
     def stop(self) -> None:
         """Answers what waits and then stops."""
@@ -85,7 +119,7 @@ class Batcher:
                     self.changed.wait_for(lambda: self.rows >= self.limits.rows or self.stopped, timeout=max(left, 0))
                 batch = self._next()
             begin = time.monotonic()
-            answer(batch, self.limits)
+            answer(batch)
             self.observe(sum(request.rows for request in batch), time.monotonic() - begin)
 
     def _next(self) -> list[Waiting]:
@@ -97,8 +131,7 @@ class Batcher:
             for request in self.waiting:
                 long, short = max(longest, request.length), min(shortest, request.length)
                 count = rows + request.rows
-                fits = request.signature is first.signature and count <= self.limits.rows
-                if fits and long <= max(ALIKE * short, SHORT) and count * long <= self.limits.characters:
+                if request.signature is first.signature and self.limits.allow(count, short, long):
                     batch.append(request)
                     rows, longest, shortest = count, long, short
                 else:
@@ -108,7 +141,7 @@ class Batcher:
         return batch
 
 
-def answer(batch: list[Waiting], limits: Limits) -> None:
+def answer(batch: list[Waiting]) -> None:
     """Computes a batch and gives each request its own rows, without what fills them up for the others'."""
     batch = [request for request in batch if request.answer.set_running_or_notify_cancel()]
     if not batch:
@@ -116,7 +149,7 @@ def answer(batch: list[Waiting], limits: Limits) -> None:
     signature = batch[0].signature
     try:
         together = {name: joined([request.inputs[name] for request in batch]) for name in batch[0].inputs}
-        outputs = computed(signature, together, limits)
+        outputs = signature.call(together)
         answers, start = [], 0
         for request in batch:
             rows = slice(start, start + request.rows) if len(batch) > 1 else slice(None)
@@ -128,28 +161,36 @@ def answer(batch: list[Waiting], limits: Limits) -> None:
             return
         for request in batch:  # one request's fault is not the others'
             alone = Waiting(signature, request.inputs, request.length, request.rows, request.since)
-            answer([alone], limits)
+            answer([alone])
             pass_on(alone.answer, request.answer)
         return
     for request, result in zip(batch, answers, strict=True):
         request.answer.set_result(result)
 
 
-def computed(signature, inputs: dict, limits: Limits) -> dict:
-    """The outputs for all rows: of many rows, so many at a time as a batch has, those of like length together."""
+def parts_of(signature, inputs: dict, limits: Limits) -> list[np.ndarray]:
+    """The rows of a request, parted as batches are: not too many at a time, those of like length together."""
     counts = {len(array) if array.ndim else 0 for array in inputs.values()}
-    count = max(counts, default=0)
-    if count <= limits.rows or len(counts) > 1 or not signature.has_rows:
-        return signature.call(inputs)
-    order = np.argsort(np.sum([lengths(array) for array in inputs.values()], axis=0), kind="stable")
-    parts = []
-    for start in range(0, count, limits.rows):
-        rows = order[start : start + limits.rows]
-        parts.append(signature.call({name: array[rows] for name, array in inputs.items()}))
-    back = np.argsort(order)
+    has_text = any(array.dtype.kind == "O" for array in inputs.values())
+    if len(counts) != 1 or not (signature.is_batched or signature.has_rows and not has_text):
+        return []
+    characters = np.max([lengths(array) for array in inputs.values()], axis=0)
+    order, parts = np.argsort(characters, kind="stable"), []
+    begin = 0
+    for end in range(1, len(order) + 1):
+        short = characters[order[begin]]
+        if end == len(order) or not limits.allow(end + 1 - begin, short, characters[order[end]]):
+            parts.append(order[begin:end])
+            begin = end
+    return parts
+
+
+def put_together(found: list[dict], parts: list[np.ndarray], signature) -> dict:
+    """The outputs of all rows, in their order, from those of parts."""
+    back = np.argsort(np.concatenate(parts))
     return {
-        name: np.concatenate(filled_up([part[name] for part in parts], signature.padding.get(name)))[back]
-        for name in parts[0]
+        name: np.concatenate(filled_up([one[name] for one in found], signature.padding.get(name)))[back]
+        for name in found[0]
     }
 
 

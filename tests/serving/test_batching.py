@@ -88,6 +88,21 @@ def test_many_rows_are_computed_some_at_a_time_in_order_of_length_and_answered_i
     batcher.stop()
 
 
+def test_a_request_of_many_rows_lets_others_in_between_its_parts():
+    batcher, words = Batcher(Limits(rows=4)), Words(seconds=0.05)
+    many = batcher.submit(words.signature, texts(*["many"] * 40))
+    assert words.begun.wait(5)
+    few = [batcher.submit(words.signature, texts("few" * n)) for n in (20, 40)]
+    assert [one.result(10)["count"].tolist() for one in few] == [[1], [1]] and not many.done()
+    assert batcher.rows == 40 - 4 * sum(batch[0] == "many" for batch in words.batches)
+    assert many.result(10)["count"].tolist() == [1] * 40 and batcher.rows == 0
+    faulty = batcher.submit(words.signature, texts(*["fail"] * 4, *["w" * 100] * 100))
+    with pytest.raises(RuntimeError, match="a word that fails"):
+        faulty.result(10)
+    batcher.stop()
+    assert batcher.rows == 0 and words.batches[-1] == ["fail"] * 4
+
+
 def test_a_full_queue_and_a_stopped_server_say_so_and_what_waits_is_answered():
     batcher, words = Batcher(Limits(queue=3)), Words(seconds=0.2)
     first = batcher.submit(words.signature, texts("first"))
