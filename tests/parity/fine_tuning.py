@@ -94,7 +94,7 @@ def train_torch(folder: Path) -> None:
     plain = [p for p in model.parameters() if p.ndim == 1]
     groups = [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=PEAK, eps=EPSILON)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: n / WARMUP if n < WARMUP else 1 - n / STEPS)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(n / WARMUP, (STEPS - n) / (STEPS - WARMUP)))
     model.train()
     losses = []
     for number in range(STEPS):

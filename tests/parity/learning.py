@@ -80,7 +80,7 @@ def train_torch(folder: Path, steps: int) -> None:
     groups = [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=PEAK, eps=1e-6, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: step / WARMUP if step < WARMUP else 1 - step / steps
+        optimizer, lambda step: step / WARMUP if step < WARMUP else (steps - step) / (steps - WARMUP)
     )
     batches, losses = torch_batches(folder / "train.npz"), []
     begin = time.perf_counter()

@@ -176,20 +176,17 @@ def whole(start_process, tmp_path_factory):
     return output
 
 
-def test_sigterm_to_one_process_saves_and_stops_all_after_the_same_step(start_process, tmp_path, whole):
-    assert in_two_processes(start_process, tmp_path, at=(6, signal.SIGTERM)) == [143, 143]
-    assert max(path.name for path in (tmp_path / "checkpoints").iterdir()) == "step-00000007.safetensors"
-    assert in_two_processes(start_process, tmp_path) == [0, 0]
-    assert (tmp_path / "digest").read_text() == (whole / "digest").read_text()
-
-
 @pytest.mark.parametrize("worker", [1, pytest.param(0, marks=pytest.mark.long)])
-def test_a_process_that_dies_stops_the_other_and_all_go_on_together(start_process, tmp_path, whole, worker):
+def test_sigterm_to_one_process_saves_and_stops_all_and_a_kill_stops_the_other(start_process, tmp_path, whole, worker):
+    assert in_two_processes(start_process, tmp_path, at=(6, signal.SIGTERM), worker=worker) == [143, 143]
+    assert max(path.name for path in (tmp_path / "checkpoints").iterdir()) == "step-00000007.safetensors"
+
     begin = time.perf_counter()
-    statuses = in_two_processes(start_process, tmp_path, at=(6, signal.SIGKILL), worker=worker)
+    statuses = in_two_processes(start_process, tmp_path, at=(14, signal.SIGKILL), worker=worker)
     assert statuses[worker] == -signal.SIGKILL and statuses[1 - worker] == 3, statuses
     assert time.perf_counter() - begin < 90
     assert "another worker is gone" in (tmp_path / "lost").read_text()
+
     assert in_two_processes(start_process, tmp_path) == [0, 0]
     assert (tmp_path / "digest").read_text() == (whole / "digest").read_text()
 
