@@ -13,18 +13,24 @@ from kbert.serving import warm_up
 from kbert.serving.passages import ChooseEnding, FindAnswer, TagWords
 from kbert.serving.questions import Classify, Embed, FillBlanks, NextSentence, Regress
 
+# Ops that call a function of the Python process they were made in: no server can.
+PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
+
 
 def export(model: keras.Model, tokenizer, directory: str | os.PathLike, **options) -> str:
     """Writes the next version of a SavedModel, `directory`/<number>, whole or not at all, and returns its path.
 
     What it answers is what the model's head is for (questions.py, passages.py); `options` are those of the class that
-    answers: `k` of FillBlanks, `threshold` and more of FindAnswer. Raises ValueError for a model without a head;
-    BertFeatures(model.bert) is one for its vectors.
+    answers: `k` of FillBlanks, `threshold` and more of FindAnswer. Raises ValueError for a model without a head
+    (BertFeatures(model.bert) is one for its vectors), and for a model or tokenizer that calls Python.
     """
     directory = Path(directory)
     asked, functions = questions(model, tokenizer, **options), {}
     for question in asked:
         functions |= {name: f.get_concrete_function() for name, f in question.signatures().items()}
+    for name, function in functions.items():
+        if found := PYTHON_OPS & {node.op for node in nodes_of(function.graph.as_graph_def())}:
+            raise ValueError(f"{name} calls Python ({', '.join(found)}), as no server can; expected TensorFlow's ops")
     root = tf.Module()
     # The weights the graphs read and no more: no optimizer, no metrics, no dropout state.
     root.weights = list({id(v): v for function in functions.values() for v in function.variables}.values())
@@ -40,6 +46,11 @@ def export(model: keras.Model, tokenizer, directory: str | os.PathLike, **option
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return str(path)
+
+
+def nodes_of(graph) -> list:
+    """The nodes of a GraphDef and of the functions in it."""
+    return [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
 
 
 def write_extra(folder: Path, model, asked: list, functions: dict) -> None:
