@@ -26,13 +26,14 @@ NO_SPACE = "No space left on device"
 def run(main: Callable, tensorflow: bool = True) -> None:
     """Calls `main` with the command line's flags; ends the process with status 2 and one line on bad input.
 
-    TensorFlow is imported first, without its start-up notes, unless `tensorflow` says that main does not need it.
+    TensorFlow is imported first, without its start-up notes, unless `tensorflow` says that main does not need it, or
+    sees to it itself.
     """
     program = Path(sys.argv[0]).name
     try:
         flags = parse(main, sys.argv[1:], program)
         if tensorflow:
-            _import_tensorflow()
+            import_tensorflow()
         main(**flags)
     except KeyboardInterrupt as interruption:
         number = getattr(interruption, "signal", signal.SIGINT)
@@ -82,7 +83,7 @@ def explain(error: Exception, recipes: Path) -> str | None:
     return f"{error.strerror}: {error.filename}" if named else str(error)
 
 
-def _import_tensorflow() -> None:
+def import_tensorflow() -> None:
     """Imports TensorFlow and finds its devices; what it writes to standard error on the way is shown if it fails."""
     # The level hides what follows later; the notes of the import itself obey no setting, and that there is no GPU is
     # an error to TensorFlow.

@@ -16,10 +16,10 @@ CONSOLE = Console()
 
 
 @contextlib.contextmanager
-def progress(title: str) -> Iterator[Callable[[int, int], None]]:
+def progress(title: str, console: Console = CONSOLE) -> Iterator[Callable[[int, int], None]]:
     """A bar with the time that remains; yields what is to be called with (done, total)."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=CONSOLE) as bars:
+    with Progress(*columns, console=console) as bars:
         task = bars.add_task(title, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)
 

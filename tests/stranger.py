@@ -26,6 +26,8 @@ SMALLER = {
     "fine_tune_ner": "--epochs 1 --learning-rates 1e-3 --batch-sizes 4 --sequence-length 32",
     "fine_tune_swag": "--epochs 1 --learning-rates 1e-3 --batch-sizes 4 --sequence-length 32",
     "extract_features": "--layers -1 -2",
+    "serve": "--no-access-log",
+    "query": "",
 }
 
 

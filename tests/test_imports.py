@@ -37,6 +37,7 @@ ALLOWED = {
     "kbert.tasks": ["kbert.tasks", "kbert.text", "kbert.whole_file"],
     "kbert.weights": ["kbert.weights", "kbert.config", "kbert.model", "kbert.text.wordpiece", "kbert.whole_file"],
     "kbert.serving": ["kbert.serving", "kbert.text"],
+    "kbert.serving.answers": ["kbert.whole_file"],
     "kbert.model_directory": ["kbert.config", "kbert.text", "kbert.model", "kbert.weights", "kbert.whole_file"],
 }
 FRAMEWORKS = {"tensorflow", "tensorflow_text", "keras", "keras_hub", "keras_nlp", "jax", "torch"}
@@ -58,6 +59,9 @@ ALLOWED_FRAMEWORKS = {
     "kbert.weights.keras_hub": {"keras", "keras_hub"},
     "kbert.weights.huggingface": {"keras", "torch"},  # only to read pytorch_model.bin, where it is installed
     "kbert.serving": {"keras", "tensorflow", "tensorflow_text"},
+    # A client answers at once.
+    **dict.fromkeys(("kbert.serving.client", "kbert.serving.over_rest", "kbert.serving.lines"), set()),
+    **dict.fromkeys(("kbert.serving.asking", "kbert.serving.answers", "kbert.serving.rest"), set()),
     "kbert.model_directory": {"keras"},
 }
 

@@ -1,5 +1,6 @@
 """Every command of the README runs, tiny; a run goes on after what stopped it."""
 
+import contextlib
 import json
 import re
 import shlex
@@ -10,7 +11,9 @@ import time
 
 import numpy as np
 import pytest
+import uvicorn
 from safetensors.numpy import load_file
+from served import free_port, running
 from stranger import FURTHER, PRETRAIN, ROOT, SMALLER, call, recipe
 
 import kbert
@@ -20,14 +23,23 @@ def readme_commands() -> list[str]:
     return re.findall(r"^python recipes/.*$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
 
 
-def test_every_command_of_the_readme_runs(folder, monkeypatch):
+@pytest.fixture
+def port(monkeypatch):
+    """A free port, on which serve.py serves in a thread until the test's end, as it would in a second terminal."""
+    with contextlib.ExitStack() as servers:
+        monkeypatch.setattr(uvicorn, "run", lambda served, port, **_: servers.enter_context(running(served, port)))
+        yield free_port()
+
+
+def test_every_command_of_the_readme_runs(folder, monkeypatch, port, capsys):
     monkeypatch.chdir(folder)
     commands = readme_commands()
     assert len(commands) >= 3
+    there = {"serve": f"--port {port}", "query": f"--url http://127.0.0.1:{port}"}
     for command in commands:
         name = re.search(r"recipes/(\w+)\.py", command)[1]
         smaller = SMALLER[name].replace("--size tiny", "") if "--start" in command else SMALLER[name]
-        call(f"{command} {smaller}")
+        call(f"{command} {smaller} {there.get(name, '')}")
     metrics = json.loads((folder / "runs" / "books" / "metrics.json").read_text())
     assert {"held_out_masked_lm_loss", "held_out_next_sentence_accuracy", "baseline_masked_lm_loss"} <= set(metrics)
     assert (folder / "saved_models" / "books" / "1" / "saved_model.pb").exists()
@@ -50,6 +62,9 @@ def test_every_command_of_the_readme_runs(folder, monkeypatch):
     answers = json.loads((folder / "runs" / "squad" / "predictions.json").read_text())
     assert len(answers) == 12 and all(answers.values())
     assert len((folder / "vectors.jsonl").read_text().splitlines()) == 4
+    served = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith('{"ids": ')]
+    assert [len(answer["pieces"][0]) for answer in served] == [5, 5]
+    assert len((folder / "answers.jsonl").read_text().splitlines()) == 4
 
 
 def test_pretraining_goes_on_from_a_trained_model_and_names_what_is_new(folder, start, tmp_path, monkeypatch, capsys):

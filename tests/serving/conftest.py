@@ -1,90 +1,43 @@
-"""What the tests of exports share: every head with random weights, exported, and what TensorFlow Serving links."""
+"""A small model that the tests of the server and of its clients ask."""
 
-from pathlib import Path
-from typing import NamedTuple
-
-import keras
 import pytest
-import tensorflow_text
-from tensorflow.core.protobuf import saved_model_pb2
+import tensorflow as tf
 
-from kbert.config import BertConfig
-from kbert.model.bert import Bert
-from kbert.model.features import BertFeatures
-from kbert.model.fine_tuning import BertClassifier, BertMultipleChoice, BertRegressor, BertSpanPredictor, BertTagger
-from kbert.model.pretraining import BertPretrainer
-from kbert.serving.export import export, questions
-from kbert.text.wordpiece import WordPiece
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letter}" for letter in LETTERS), *".,[]"]
-CONFIG = BertConfig(
-    vocab_size=len(VOCABULARY),
-    hidden_size=32,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=64,
-    max_position_embeddings=32,
-    initializer_range=0.4,
-)
-HEADS = {
-    "fill-mask": lambda: BertPretrainer(CONFIG),
-    "classifier": lambda: BertClassifier(Bert(CONFIG), num_labels=3),
-    "regressor": lambda: BertRegressor(Bert(CONFIG)),
-    "spans": lambda: BertSpanPredictor(Bert(CONFIG)),
-    "tags": lambda: BertTagger(Bert(CONFIG), num_labels=5),
-    "endings": lambda: BertMultipleChoice(Bert(CONFIG)),
-    "vectors": lambda: BertFeatures(Bert(CONFIG), [0, -1], mix="none", unit="piece"),
-}
-LABELS = {"classifier": ["red", "green", "blue"], "tags": ["O", "B-X", "I-X", "B-Y", "I-Y"]}
+def save(folder, version: str) -> None:
+    """A model that answers each text with the text in capitals, its length and the model's version."""
 
-# The ops that TensorFlow Serving's binary links beside TensorFlow's own: SUPPORTED_TENSORFLOW_OPS in its
-# tensorflow_serving/model_servers/BUILD is Decision Forests' inference, of no use here, and tensorflow_text's ops_lib.
-# These are the parts of ops_lib in tensorflow_text/BUILD of version 2.20.0, which tensorflow_serving/workspace.bzl
-# fetches; each is a library of the wheel, by its folder. Servers that still had 2.12.1 lack some (serving issue 2267).
-OPS_LIB = {
-    "metrics": ["text_similarity_metric_ops"],
-    "ops": [
-        *("boise_offset_converter", "byte_splitter", "constrained_sequence_op", "fast_bert_normalizer"),
-        *("fast_sentencepiece_tokenizer", "fast_wordpiece_tokenizer", "mst_ops", "ngrams_op", "normalize_ops"),
-        *("phrase_tokenizer", "regex_split_ops", "sentence_breaking_ops", "sentencepiece_tokenizer"),
-        *("split_merge_from_logits_tokenizer", "split_merge_tokenizer", "state_based_sentence_breaker_op"),
-        *("trimmer_ops", "unicode_script_tokenizer", "utf8_binarize_op", "whitespace_tokenizer"),
-        *("whitespace_tokenizer_v2", "wordpiece_tokenizer"),
-    ],
-}
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="text")])
+    def serve(text):
+        told = tf.repeat(tf.constant([version]), tf.size(text))
+        length = tf.strings.length(text, unit="UTF8_CHAR")
+        tf.debugging.assert_less(length, 1000, message="a text of 1000 characters")
+        return {"upper": tf.strings.upper(text, encoding="utf-8"), "length": length, "version": told}
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2], tf.float32, name="x")])
+    def sums(x):
+        return {"sum": tf.reduce_sum(x, axis=1)}
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name=name) for name in ("text_b", "text_a")])
+    def pairs(text_b, text_a):
+        return {"pair": text_a + "+" + text_b}
+
+    specs = [tf.TensorSpec([None], tf.string, name="context"), tf.TensorSpec([None, None], tf.string, name="endings")]
+
+    @tf.function(input_signature=specs)
+    def endings(context, endings):
+        return {"all": context + tf.strings.reduce_join(endings, 1, separator="|")}
+
+    functions = {"serving_default": serve, "sums": sums, "pairs": pairs, "endings": endings}
+    root = tf.Module()
+    root.functions = list(functions.values())
+    tf.saved_model.save(root, str(folder), signatures=functions)
 
 
 @pytest.fixture(scope="session")
-def ops_lib() -> list[Path]:
-    folder = Path(tensorflow_text.__file__).parent / "python"
-    return [folder / part / f"_{name}.so" for part, names in OPS_LIB.items() for name in names]
-
-
-class Exported(NamedTuple):
-    """path: of the SavedModel. in_python: signature -> the function that answers in this process."""
-
-    path: str
-    in_python: dict
-
-    def meta_graph(self):
-        content = (Path(self.path) / "saved_model.pb").read_bytes()
-        return saved_model_pb2.SavedModel.FromString(content).meta_graphs[0]
-
-
-@pytest.fixture(scope="session")
-def exports(tmp_path_factory) -> dict[str, Exported]:
-    """Every head, exported."""
-    keras.utils.set_random_seed(7)
-    tokenizer, folder, exports = WordPiece(VOCABULARY), tmp_path_factory.mktemp("saved_models"), {}
-    for name, new in HEADS.items():
-        model = new()
-        if name in LABELS:
-            model.labels = LABELS[name]
-        asked = questions(model, tokenizer)
-        with pytest.MonkeyPatch.context() as patch:
-            # Python is asked the very questions that are exported: to trace each a second time takes as long again.
-            patch.setattr("kbert.serving.export.questions", lambda *model_and_tokenizer, asked=asked: asked)
-            path = export(model, tokenizer, folder / name)
-        exports[name] = Exported(path, {n: f for question in asked for n, f in question.signatures().items()})
-    return exports
+def versions(tmp_path_factory):
+    """Two versions of a model, to be copied."""
+    folder = tmp_path_factory.mktemp("versions")
+    for version in ("1", "2"):
+        save(folder / version, version)
+    return folder

@@ -8,40 +8,12 @@ import time
 
 import numpy as np
 import pytest
-import tensorflow as tf
+from served import wait_for
 from starlette.testclient import TestClient
 
 from kbert.serving.batching import Batcher, Limits
 from kbert.serving.models import Models
 from kbert.serving.server import Metrics, new_application
-
-
-def save(folder, version: str) -> None:
-    """A model that answers each text with the text in capitals, its length and the model's version."""
-
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="text")])
-    def serve(text):
-        told = tf.repeat(tf.constant([version]), tf.size(text))
-        length = tf.strings.length(text, unit="UTF8_CHAR")
-        tf.debugging.assert_less(length, 1000, message="a text of 1000 characters")
-        return {"upper": tf.strings.upper(text, encoding="utf-8"), "length": length, "version": told}
-
-    @tf.function(input_signature=[tf.TensorSpec([None, 2], tf.float32, name="x")])
-    def sums(x):
-        return {"sum": tf.reduce_sum(x, axis=1)}
-
-    root = tf.Module()
-    root.serve, root.sums = serve, sums
-    tf.saved_model.save(root, str(folder), signatures={"serving_default": serve, "sums": sums})
-
-
-@pytest.fixture(scope="module")
-def versions(tmp_path_factory):
-    """Two versions of a model, to be copied."""
-    folder = tmp_path_factory.mktemp("versions")
-    for version in ("1", "2"):
-        save(folder / version, version)
-    return folder
 
 
 @pytest.fixture
@@ -120,7 +92,7 @@ def test_status_metadata_and_names_are_told(served):
         ("POST", "/v1/models/capitals:regress", b"{}", 400, "no signature on tf.Example for regress; ask :predict"),
         ("POST", "/v1/models/capitals:predict", b"{", 400, "JSON Parse error"),
         ("POST", "/v1/models/capitals:predict", b'{"instances": [1]}', 400, "text: 1 is no string"),
-        ("POST", "/v1/models/capitals:predict", b'{"signature_name": "no", "instances": []}', 400, "capitals has serv"),
+        ("POST", "/v1/models/capitals:predict", b'{"signature_name": "no", "instances": []}', 400, "capitals has endi"),
         (
             "POST",
             "/v1/models/capitals:predict",
@@ -156,13 +128,6 @@ def test_requests_are_counted_and_logged(served, caplog):
     assert 'kbert_requests_total{method="predict",model="capitals",status="200"} 1.0' in told
     assert 'kbert_requests_total{method="predict",model="",status="404"} 1.0' in told
     assert "kbert_batch_rows_count 1.0" in told and "kbert_waiting_rows 0.0" in told
-
-
-def wait_for(condition):
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_versions_come_and_go_without_a_request_that_fails(served, versions, caplog):
