@@ -68,17 +68,16 @@ def main(
     asker = Asker(client, signature, read, source, skip_errors)
     asked = {"model": model, "version": answering, "signature": signature, "format": format, "columns": list(columns)}
     answers = AnswerFile(output, asked | {"input": digest_of(text, input)}) if output else StandardOutput()
-    before = answers.kept
     try:
         with contextlib.closing(answers), bar(output) as progress:
-            done, errors = answer_all(asker, answers, batch_size, parallel, progress)
+            lines, done, errors = answer_all(asker, answers, batch_size, parallel, progress)
     except KeyboardInterrupt:
         then = f"; {answers.kept} answers are there, the same command goes on with them" if output else ""
         raise KeyboardInterrupt(f"interrupted{then}") from None
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads what is still to be flushed
         sys.exit(141)  # as of SIGPIPE
-    tell(done, before, errors, time.perf_counter() - begin, client)
+    tell(done, lines - done, errors, time.perf_counter() - begin, client)
     with contextlib.suppress(OSError, ValueError):  # all is answered, whatever the server does now
         if version is None and client.describe() != answering:
             print(f"version {answering} answered first, and then another; --version N asks one alone", file=sys.stderr)
@@ -110,7 +109,7 @@ def tell(done: int, before: int, errors: int, seconds: float, client) -> None:
 
         middle, slowest = np.percentile(client.seconds, (50, 99)) * 1000
         line += f", p50 {middle:.1f} ms, p99 {slowest:.1f} ms"
-    print(f"{line}; {before} answers were there" if before else line, file=sys.stderr)
+    print(f"{line}; {before} were answered before" if before else line, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -37,8 +37,8 @@ def wait_for(condition) -> None:
 
 
 @contextlib.contextmanager
-def running(application, port: int):
-    """Serves an application until the end of the block, where it stops without waiting for its clients."""
+def running(application, port: int, dies: bool = False):
+    """Serves an application until the end of the block, where it stops, or dies without a word to its clients."""
     # Settings of logging would close what pytest has put in the place of standard error.
     settings = {"log_config": None, "log_level": "critical", "access_log": False, "timeout_graceful_shutdown": 0}
     server = uvicorn.Server(uvicorn.Config(application, host="127.0.0.1", port=port, **settings))
@@ -49,7 +49,7 @@ def running(application, port: int):
         assert server.started
         yield
     finally:
-        server.should_exit = True
+        server.should_exit, server.force_exit = True, dies
         thread.join(20)
 
 
@@ -57,11 +57,11 @@ class Faulty:
     """An application whose answers to predict have the next of `faults`, while there is one.
 
     A number of 100 or more is answered as a status, a smaller one is so many seconds late, "reset" resets the
-    connection; None is no fault. `asked` counts.
+    connection; None is no fault. `asked` counts them, `most` is how many were under way at once.
     """
 
     def __init__(self, application):
-        self.application, self.faults, self.asked = application, deque(), 0
+        self.application, self.faults, self.asked, self.under_way, self.most = application, deque(), 0, 0, 0
 
     async def __call__(self, scope, receive, send):
         if scope["type"] == "http" and scope["path"].endswith(":predict"):
@@ -77,7 +77,10 @@ class Faulty:
                 await send({"type": "http.response.start", "status": fault, "headers": []})
                 await send({"type": "http.response.body", "body": b'{"error": "as the test has it"}'})
                 return
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
             await asyncio.sleep(fault or 0)
+            self.under_way -= 1
         await self.application(scope, receive, send)
 
 

@@ -67,8 +67,8 @@ class Asker:
         return f"{self.source.name}, line{f' {first}' if first == last else f's {first} to {last}'}"
 
 
-def answer_all(asker: Asker, answers, size: int, parallel: int, progress: Callable) -> tuple[int, int]:
-    """Asks what has no answer yet, `size` lines together -> the numbers of new answers and of the errors among them.
+def answer_all(asker: Asker, answers, size: int, parallel: int, progress: Callable) -> tuple[int, int, int]:
+    """Asks what has no answer yet, `size` lines together -> the numbers of lines, of those asked, of errors among them.
 
     answers: a StandardOutput or AnswerFile. Raises ValueError where that has more answers than there are lines.
     """
@@ -89,7 +89,7 @@ def answer_all(asker: Asker, answers, size: int, parallel: int, progress: Callab
             progress(batch.read, asker.source.size)
     if last < kept:
         raise ValueError(f"{answers.path} has {kept} answers, {asker.source.name} {last} lines; give another file")
-    return done, errors
+    return last, done, errors
 
 
 class Error(dict):
@@ -128,6 +128,7 @@ def in_order(batches: Iterable[Batch], answer: Callable, parallel: int) -> Itera
             try:
                 future.set_result(answer(batch))
             except BaseException as error:
+                stopped.set()  # what comes before it is under way, and nothing more is sent
                 future.set_exception(error)
 
     for run in (read, *[work] * parallel):
