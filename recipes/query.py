@@ -79,7 +79,7 @@ def main(
         sys.exit(141)  # as of SIGPIPE
     tell(done, lines - done, errors, time.perf_counter() - begin, client)
     with contextlib.suppress(OSError, ValueError):  # all is answered, whatever the server does now
-        if version is None and client.describe() != answering:
+        if client.describe() != answering:
             print(f"version {answering} answered first, and then another; --version N asks one alone", file=sys.stderr)
 
 

@@ -22,6 +22,7 @@ from stranger import ROOT, module_of
 from kbert.command_line import explain, parse
 from kbert.serving import client as client_module
 from kbert.serving.answers import AnswerFile
+from kbert.serving.asking import in_order
 from kbert.serving.batching import Batcher, Limits
 from kbert.serving.client import Client, Patience, Unavailable
 from kbert.serving.models import Models
@@ -121,6 +122,7 @@ def test_texts_of_the_command_line_have_an_answer_a_line_and_a_summary(server, c
     query(server.url, "--text", *texts)
     out, err = capsys.readouterr()
     assert [json.loads(line) for line in out.split("\n")[:-1]] == [answer(text) for text in texts]
+    assert '"ÉTÉ"' in out and "日本" in out
     assert err.count("\n") == 1 and err.startswith("4 inputs, 0 errors, ") and "1 requests, 0 retries, p50 " in err
 
 
@@ -169,10 +171,13 @@ def test_lines_of_every_format_are_answered_alike_over_both(
     assert answers[0] == answers[1]
 
 
-def test_lines_of_a_pipe_are_answered_before_the_next_ones_come(server, here, monkeypatch, capsys):
+@pytest.mark.parametrize("output", [["--output", "o"], []], ids=["file", "standard output"])
+def test_lines_of_a_pipe_are_answered_before_the_next_ones_come(server, here, monkeypatch, output):
     source, sink = os.pipe()
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=open(source, "rb")))
-    asking = threading.Thread(target=query, args=(server.url, "--input", "-", "--output", "o", "--batch-size", "1"))
+    if not output:
+        monkeypatch.setattr(sys, "stdout", open("o", "w"))
+    asking = threading.Thread(target=query, args=(server.url, "--input", "-", "--batch-size", "1", *output))
     asking.start()
     with open(sink, "wb", buffering=0) as lines:
         for count, text in enumerate(("a", "b"), start=1):
@@ -388,6 +393,34 @@ def test_a_line_that_is_no_input_is_named_before_its_batch_is_sent(server, here,
     out = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(out) == 3 and "error" in out[1] and message in out[1]["error"] and server.asked == 1
     assert out[0] == out[2] and "error" not in out[0]
+
+
+def test_after_a_failure_nothing_more_is_asked():
+    asked, found = [], []
+
+    def answer(batch):
+        asked.append(batch)
+        if batch == 2:
+            raise ValueError("the second")
+        return -batch
+
+    with pytest.raises(ValueError, match="the second"):
+        for one in in_order(iter(range(1, 10)), answer, parallel=1):
+            time.sleep(0.1)  # while the others might go on
+            found.append(one)
+    assert found == [(1, -1)] and asked == [1, 2]
+
+
+def test_a_failure_to_read_is_raised_after_the_answers_before_it():
+    def batches():
+        yield from (1, 2, 3)
+        raise OSError("the disk is gone")
+
+    found = []
+    with pytest.raises(OSError, match="the disk is gone"):
+        for one in in_order(batches(), lambda batch: -batch, parallel=2):
+            found.append(one)
+    assert found == [(1, -1), (2, -2), (3, -3)]
 
 
 def test_what_is_before_an_error_is_answered_first(server, here):
