@@ -40,10 +40,10 @@ class AnswerFile:
         if not is_new:
             self._compare(settings)
         # Unbuffered: a batch is one call to the system, which a signal does not break off.
-        self.file = open(path, "a+b", buffering=0)
+        self.file = open(path, "ab", buffering=0)
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise ValueError(f"{path}: another process writes to it; wait for it or give another file") from None
         if is_new:
             write_whole(self.note, json.dumps(settings, indent=1).encode() + b"\n")

@@ -106,7 +106,6 @@ def in_order(batches: Iterable[Batch], answer: Callable, parallel: int) -> Itera
     stopped = threading.Event()
 
     def read():
-        future = Future()
         try:
             for batch in batches:
                 future = Future()
@@ -123,7 +122,8 @@ def in_order(batches: Iterable[Batch], answer: Callable, parallel: int) -> Itera
             tasks.put(None)
 
     def work():
-        while (task := tasks.get()) is not None and not stopped.is_set():
+        # A batch that was taken is asked, so that every one before a failure has its answer.
+        while not stopped.is_set() and (task := tasks.get()) is not None:
             batch, future = task
             try:
                 future.set_result(answer(batch))
