@@ -17,6 +17,8 @@ from kbert.serving.rest import Refused
 
 # Rows go together if none is more than so much longer than another, or than so few characters, which are one word.
 ALIKE, SHORT = 1.5, 32
+# Numbers and texts of one answer: a short request may ask for vectors or attention of many texts, which are large.
+MOST_VALUES = 2**26
 
 
 class Limits(NamedTuple):
@@ -85,6 +87,7 @@ class Batcher:
             try:
                 if done is not None:
                     found.append(done.result())
+                    check_size(found)
                 if left and not answer.cancelled():
                     rows = left.pop(0)
                     some = {name: array[rows] for name, array in inputs.items()}
@@ -194,13 +197,21 @@ def put_together(found: list[dict], parts: list[np.ndarray], signature) -> dict:
     }
 
 
+def check_size(found: list[dict]) -> None:
+    """Raises Refused with status 413 where parts, put together, are too much to be written."""
+    arrays = zip(*(one.values() for one in found), strict=True)  # of each output those of all parts
+    shapes = [np.array([array.shape for array in some]) for some in arrays]
+    if sum(shape[:, 0].sum() * shape[:, 1:].max(axis=0).prod() for shape in shapes) > MOST_VALUES:
+        raise Refused(413, f"the answer has more than {MOST_VALUES} values; ask for fewer rows at a time")
+
+
 def filled_up(arrays: list[np.ndarray], padding: tuple | None) -> list[np.ndarray]:
-    """Arrays of one width, where their padding is known."""
+    """Arrays of one shape but for the rows, where their padding is known."""
     if padding is None:
         return arrays
-    width = max(array.shape[1] for array in arrays)
+    longest = np.max([array.shape[1:] for array in arrays], axis=0)
     filling = padding[1].encode() if arrays[0].dtype.kind == "O" else padding[1] or 0
-    rest = [[(0, 0), (0, width - array.shape[1]), *[(0, 0)] * (array.ndim - 2)] for array in arrays]
+    rest = [[(0, 0), *((0, more) for more in longest - array.shape[1:])] for array in arrays]
     return [np.pad(array, more, constant_values=filling) for array, more in zip(arrays, rest, strict=True)]
 
 
@@ -233,7 +244,12 @@ def trimmed(outputs: dict, signature) -> dict:
             others = tuple(axis for axis in range(values.ndim) if axis != 1)
             used = (values != filling).any(axis=others).nonzero()[0]
             widths[kind] = max(widths.get(kind, 0), int(used.max(initial=-1)) + 1)
-    return outputs | {name: outputs[name][:, : widths[kind]] for name, (kind, _) in signature.padding.items()}
+    cut = {}
+    for name, (kind, _) in signature.padding.items():
+        axes = signature.long_axes(name)
+        parts = [slice(widths[kind] if axis in axes else None) for axis in range(outputs[name].ndim)]
+        cut[name] = outputs[name][tuple(parts)]
+    return outputs | cut
 
 
 def longest_row(inputs: dict) -> int:

@@ -41,8 +41,12 @@ class Signature(NamedTuple):
     def is_batched(self) -> bool:
         """Whether rows of several requests can be asked together: each has its own answers, but for the padding."""
         as_long = [tensor for tensor in self.inputs.values() if None in tensor.shape[1:]]
-        filled = [name for name, tensor in self.outputs.items() if None in tensor.shape[1:]]
+        filled = [name for name in self.outputs if self.long_axes(name)]
         return self.has_rows and not as_long and all(name in self.padding for name in filled)
+
+    def long_axes(self, output: str) -> list[int]:
+        """The axes of an output that may be of any length, beside that of the rows."""
+        return [axis for axis, size in enumerate(self.outputs[output].shape) if axis and size is None]
 
     @property
     def has_rows(self) -> bool:

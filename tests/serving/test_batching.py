@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from kbert.serving import batching
 from kbert.serving.batching import Batcher, Limits
 from kbert.serving.models import Signature
 from kbert.serving.rest import Refused, Tensor
@@ -101,6 +102,54 @@ def test_a_request_of_many_rows_lets_others_in_between_its_parts():
         faulty.result(10)
     batcher.stop()
     assert batcher.rows == 0 and words.batches[-1] == ["fail"] * 4
+
+
+class Matrices:
+    """Answers a text of n characters with n letters and an n x n matrix of ones, both filled up."""
+
+    def __init__(self):
+        self.calls = 0
+        inputs = {"text": Tensor(STRING, (None,))}
+        outputs = {"ones": Tensor(np.dtype("float32"), (None, 2, None, None)), "letters": Tensor(STRING, (None, None))}
+        padding = {"letters": ("letters", ""), "ones": ("letters", None)}
+        self.signature = Signature(inputs, outputs, padding, self)
+
+    def __call__(self, inputs):
+        self.calls += 1
+        lengths = [len(text) for text in inputs["text"]]
+        rest = [max(lengths) + 1 - length for length in lengths]
+        ones = [
+            np.pad(np.ones((2, n, n), "float32"), ((0, 0), (0, m), (0, m))) for n, m in zip(lengths, rest, strict=True)
+        ]
+        letters = [[b"a"] * n + [b""] * m for n, m in zip(lengths, rest, strict=True)]
+        return {"ones": np.stack(ones), "letters": np.array(letters, object)}
+
+
+def test_what_is_long_along_several_axes_is_filled_up_and_cut_along_all_of_them():
+    batcher, matrices = Batcher(Limits(rows=2)), Matrices()
+    assert matrices.signature.is_batched
+    answer = batcher.submit(matrices.signature, texts("aaaaa", "a", "aaa", "aa", "a")).result(10)
+    assert matrices.calls == 3 and answer["ones"].shape == (5, 2, 5, 5) and answer["letters"].shape == (5, 5)
+    for row, count in zip(range(5), (5, 1, 3, 2, 1), strict=True):
+        assert (answer["ones"][row, :, :count, :count] == 1).all() and answer["ones"][row].sum() == 2 * count**2
+    assert batcher.submit(matrices.signature, texts("aaa")).result(10)["ones"].shape == (1, 2, 3, 3)
+    batcher.stop()
+
+
+def test_an_answer_that_is_too_large_to_be_written_is_refused_before_all_of_it_is_computed(monkeypatch):
+    monkeypatch.setattr(batching, "MOST_VALUES", 2000)
+    batcher, matrices = Batcher(Limits(rows=2)), Matrices()
+    assert len(batcher.submit(matrices.signature, texts(*["aaa"] * 9)).result(10)["ones"]) == 9
+    # A row of 8 letters is 136 values; and one of 30 makes rows of as many of them all.
+    for lengths, calls in (([8] * 40, 8), ([1] * 20 + [30], 11)):
+        matrices.calls = 0
+        request = texts(*("a" * length for length in lengths))
+        with pytest.raises(
+            Refused, match="the answer has more than 2000 values; ask for fewer rows at a time"
+        ) as refused:
+            batcher.submit(matrices.signature, request).result(10)
+        assert refused.value.status == 413 and matrices.calls == calls and batcher.rows == 0
+    batcher.stop()
 
 
 def test_a_full_queue_and_a_stopped_server_say_so_and_what_waits_is_answered():
