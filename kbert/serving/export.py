@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from kbert.serving import warm_up
 from kbert.serving.passages import ChooseEnding, FindAnswer, TagWords
-from kbert.serving.questions import Classify, Embed, FillBlanks, NextSentence, Regress
+from kbert.serving.questions import Attention, Classify, Embed, FillBlanks, NextSentence, Regress
 
 # Ops that call a function of the Python process they were made in: no server can.
 PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
@@ -64,7 +64,7 @@ def write_extra(folder: Path, model, asked: list, functions: dict) -> None:
     model.config.to_json(extra / "bert_config.json")
     if labels := getattr(model, "labels", None):
         (extra / "labels.txt").write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
-    padding = {"serving_default": getattr(asked[0], "padding", {})}
+    padding = {name: filled for question in asked for name, filled in getattr(question, "padding", {}).items()}
     (extra / "padding.json").write_text(json.dumps(padding, indent=1) + "\n")
     if warm_up.is_possible():
         warm_up.write(folder, functions)
@@ -87,6 +87,10 @@ def next_version(directory: str | os.PathLike) -> int:
 
 def questions(model, tokenizer, **options) -> list:
     """What a model can be asked; raises ValueError for one that knows nothing of the kind."""
+    return [*questions_of_head(model, tokenizer, **options), Attention(model, tokenizer)]
+
+
+def questions_of_head(model, tokenizer, **options) -> list:
     given = {"model": model, "tokenizer": tokenizer, **options}
     match type(model).__name__:
         case "BertPretrainer" if "masked_lm_loss" in model.loss_names:

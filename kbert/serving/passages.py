@@ -77,7 +77,7 @@ class FindAnswer:
 
         def best_spans(rows):
             some = pack_windows(asked, pieces, chosen(of, rows), length, special_ids(self.tokenizer))
-            outputs = self._from_ids(**some)
+            outputs = self.from_ids(**some)
             places = answer_places(of, rows, length, self.rule)
             first, last, *logits = (x[:, 0] for x in self.model.best_spans(outputs, *places, self.longest, best=1))
             nothing = outputs["start_logits"][:, 0] + outputs["end_logits"][:, 0]
@@ -123,10 +123,12 @@ class TagWords:
     `entity_ends` int64 [B, M]. A text longer than the model's positions is tagged in windows.
     """
 
-    padding = {name: ("words", "") for name in ("words", "tags")}
-    padding |= {name: ("words", -1) for name in ("starts", "ends")}
-    padding |= {f"entity_{name}": ("entities", "") for name in ("types", "texts")}
-    padding |= {f"entity_{name}": ("entities", -1) for name in ("starts", "ends")}
+    padding = {
+        "serving_default": {name: ("words", "") for name in ("words", "tags")}
+        | {name: ("words", -1) for name in ("starts", "ends")}
+        | {f"entity_{name}": ("entities", "") for name in ("types", "texts")}
+        | {f"entity_{name}": ("entities", -1) for name in ("starts", "ends")}
+    }
 
     def __init__(self, model: keras.Model, tokenizer, labels: list[str] | None = None):
         check(model, tokenizer, "loss")
@@ -167,7 +169,7 @@ class TagWords:
 
         def likeliest(rows):
             features = pack_windows(None, pieces, chosen(of, rows), length, special_ids(self.tokenizer))
-            return (tf.argmax(self._from_ids(**features)["probabilities"], axis=-1),)
+            return (tf.argmax(self.from_ids(**features)["probabilities"], axis=-1),)
 
         [found] = in_parts(likeliest, of, length, [tf.TensorSpec([None, None], tf.int64)])  # [W, S]
         is_asked, _ = answer_places(of, tf.range(tf.size(of.starts, tf.int64)), length, self.rule)
@@ -242,4 +244,4 @@ class ChooseEnding:
         length = rounded(tf.reduce_max(tf.concat([lengths, [4]], 0)), self.model.config.max_position_embeddings)
         features = pack(contexts, tokens, length, special_ids(self.tokenizer))
         shape = [-1, count, length]
-        return self._from_ids(**{name: tf.reshape(value, shape) for name, value in features.items()})
+        return self.from_ids(**{name: tf.reshape(value, shape) for name, value in features.items()})

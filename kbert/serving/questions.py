@@ -1,4 +1,4 @@
-"""What a trained model can be asked, as graphs on raw text: blanks, next sentences, classes, numbers and vectors.
+"""What a trained model can be asked, as graphs on raw text: blanks, next sentences, classes, vectors, attention.
 
 A question is one object with one graph: called in Python it answers, and export writes that same graph, tokenizer
 included, so a served answer equals the in-process one. Passages, words and endings are in passages.py.
@@ -27,8 +27,8 @@ class FillBlanks:
     only what is left of the blank, and if k is outside 1..V.
     """
 
-    # Of serving_default's outputs whose rows are filled up: of what there are so many, and with what.
-    padding = {"pieces": ("masks", ""), "probabilities": ("masks", 0.0), "ids": ("masks", -1)}
+    # By signature, of the outputs whose rows are filled up: of what there are so many, and with what.
+    padding = {"serving_default": {"pieces": ("masks", ""), "probabilities": ("masks", 0.0), "ids": ("masks", -1)}}
 
     def __init__(self, model: keras.Model, tokenizer, k: int = 5):
         check(model, tokenizer, "masked_lm_loss")
@@ -47,7 +47,7 @@ class FillBlanks:
         return {"serving_default": self.from_text, "ids": self.from_ids}
 
     def _from_text(self, text):
-        tokens = self._tokens(text)  # [B, (pieces)]
+        tokens = pieces_and_masks(self.tokenizer, text)  # [B, (pieces)]
         features = packed(self, tokens)
         is_mask = features["input_ids"] == self.tokenizer.mask_id  # [B, S]
         rows, positions = tf.unstack(tf.where(is_mask), axis=1)
@@ -55,7 +55,7 @@ class FillBlanks:
         asked = tf.reduce_sum(tf.cast(tokens == self.tokenizer.mask_id, tf.int64), axis=1)  # [B]
         most = tf.reduce_max(tf.concat([asked, [0]], 0))  # M
         positions = found.to_tensor(shape=tf.stack([-1, most]))  # [B, M]
-        answers = self._from_ids(**features, masked_lm_positions=positions)
+        answers = self.from_ids(**features, masked_lm_positions=positions)
 
         fits = tf.sequence_mask(found.row_lengths(), most)[:, :, None]  # [B, M, 1]
         pieces = tf.gather(tf.constant(self.tokenizer.vocabulary), answers["ids"])
@@ -64,13 +64,6 @@ class FillBlanks:
             "probabilities": tf.where(fits, answers["probabilities"], 0.0),
             "ids": tf.where(fits, answers["ids"], -1),
         }
-
-    def _tokens(self, text):
-        """The pieces of each text with mask_id for each literal [MASK], [B] -> [B, (pieces)]."""
-        parts = tf.strings.split(text, MASK)  # [B, (parts)], one more than the text has masks
-        masks = tf.fill([tf.size(parts.flat_values), 1], self.tokenizer.mask_id)
-        tokens = parts.with_values(tf.concat([self.tokenizer(parts.flat_values), masks], axis=1))
-        return tokens.merge_dims(1, 2)[:, :-1]  # nothing was masked after the last part
 
     def _from_ids(self, input_ids, input_mask, segment_ids, masked_lm_positions):
         features = {"input_ids": input_ids, "input_mask": input_mask, "segment_ids": segment_ids}
@@ -120,10 +113,10 @@ class OfText:
         return {"serving_default": self.from_text, "pairs": self.from_pairs, "ids": self.from_ids}
 
     def _from_text(self, text):
-        return self._from_ids(**packed(self, self.tokenizer(text)))
+        return self.from_ids(**packed(self, self.tokenizer(text)))
 
     def _from_pairs(self, text_a, text_b):
-        return self._from_ids(**packed(self, self.tokenizer(text_a), self.tokenizer(text_b)))
+        return self.from_ids(**packed(self, self.tokenizer(text_a), self.tokenizer(text_b)))
 
     def _from_ids(self, input_ids, input_mask, segment_ids):
         return self._answer({"input_ids": input_ids, "input_mask": input_mask, "segment_ids": segment_ids})
@@ -164,14 +157,65 @@ class Embed(OfText):
 
     def __init__(self, model: keras.Model, tokenizer):
         super().__init__(model, tokenizer, loss=None)
-        self.padding = {"pieces": ("pieces", ""), "vectors": ("pieces", None)} if model.unit == "piece" else {}
+        padding = {"pieces": ("pieces", ""), "vectors": ("pieces", None)}
+        self.padding = {"serving_default": padding, "pairs": padding} if model.unit == "piece" else {}
 
     def _answer(self, features):
         answer = {"vectors": self.model(features)}
         if self.model.unit != "piece":
             return answer
-        pieces = tf.gather(tf.constant(self.tokenizer.vocabulary), features["input_ids"])
-        return answer | {"pieces": tf.where(features["input_mask"] > 0, pieces, "")}
+        return answer | {"pieces": pieces_of(self.tokenizer, features)}
+
+
+class Attention:
+    """Where each head of a layer looks: texts [B], layers int32 [B], 1 to L -> `pieces` and `attention`.
+
+    `pieces` string [B, S], "" after the end; `attention` float32 [B, A, S, S], of each head the share of its attention
+    that the piece of the third axis pays to that of the last, 0 after the end. A model that fills blanks reads [MASK]
+    as one. Raises InvalidArgumentError for a layer that is not there.
+    """
+
+    padding = {"attention": {"pieces": ("pieces", ""), "attention": ("pieces", None)}}
+
+    def __init__(self, model: keras.Model, tokenizer):
+        check(model, tokenizer, loss=None)
+        self.model, self.tokenizer = model, tokenizer
+        self.from_text = graph(self._from_text, TEXT, tf.TensorSpec([None], tf.int32))
+
+    def __call__(self, texts, layers) -> dict:
+        return self.from_text(tf.convert_to_tensor(texts, tf.string), tf.convert_to_tensor(layers, tf.int32))
+
+    def signatures(self) -> dict:
+        return {"attention": self.from_text}
+
+    def _from_text(self, text, layer):
+        count = self.model.config.num_hidden_layers
+        wrong = tf.boolean_mask(layer, (layer < 1) | (layer > count))
+        message = tf.strings.format(f"layer is {{}}, expected 1 to {count}", wrong)
+        tf.debugging.Assert(tf.size(wrong) == 0, [message])
+        has_masks = "masked_lm_loss" in self.model.loss_names
+        tokens = pieces_and_masks(self.tokenizer, text) if has_masks else self.tokenizer(text)
+        features = packed(self, tokens)
+        shares = self.model.bert(features, output_attentions=True)["attention_probabilities"]  # L of [B, A, S, S]
+        found = shares[0]
+        for number in range(2, count + 1):  # one after the other, as all of them at once are large
+            found = tf.where((layer == number)[:, None, None, None], shares[number - 1], found)
+        is_piece = features["input_mask"][:, None, :, None] > 0
+        return {"pieces": pieces_of(self.tokenizer, features), "attention": tf.where(is_piece, found, 0.0)}
+
+
+def pieces_and_masks(tokenizer, text):
+    """The pieces of each text with mask_id for each literal [MASK], [B] -> [B, (pieces)]."""
+    parts = tf.strings.split(text, MASK)  # [B, (parts)], one more than the text has masks
+    masks = tf.fill([tf.size(parts.flat_values), 1], tokenizer.mask_id)
+    tokens = parts.with_values(tf.concat([tokenizer(parts.flat_values), masks], axis=1))
+    return tokens.merge_dims(1, 2)[:, :-1]  # nothing was masked after the last part
+
+
+def pieces_of(tokenizer, features):
+    """The names of the pieces, "" for padding, string [B, S]."""
+    pieces = tf.gather(tf.constant(tokenizer.vocabulary), features["input_ids"])
+    return tf.where(features["input_mask"] > 0, pieces, "")
 
 
 def graph(function, *inputs: tf.TensorSpec):

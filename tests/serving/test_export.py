@@ -19,7 +19,7 @@ from kbert.model.pretraining import BertPretrainer
 from kbert.model_directory import save
 from kbert.serving import warm_up
 from kbert.serving.export import export, models_config, next_version
-from kbert.serving.questions import Classify, Embed, FillBlanks, NextSentence, Regress
+from kbert.serving.questions import Attention, Classify, Embed, FillBlanks, NextSentence, Regress
 from kbert.text.packing import pack, special_ids
 from kbert.text.wordpiece import WordPiece
 
@@ -112,6 +112,7 @@ def served(exported, tmp_path_factory):
         ("pretrainer", "serving_default", {"text": TEXTS}),
         ("pretrainer", "ids", {**ids, "masked_lm_positions": [[2]]}),
         ("pretrainer", "next_sentence", pair),
+        ("pretrainer", "attention", {"text": TEXTS, "layer": [1] * len(TEXTS)}),
         ("classifier", "serving_default", {"text": TEXTS}),
         ("classifier", "pairs", pair),
         ("classifier", "ids", ids),
@@ -138,7 +139,7 @@ def assert_equal(answer, expected):
             assert np.array_equal(answer[name], value.astype("U") if value.dtype.kind == "O" else value)
 
 
-def test_a_new_process_answers_as_python_does(served, fill, next_sentence, classify, regressor, tokenizer):
+def test_a_new_process_answers_as_python_does(served, model, fill, next_sentence, classify, regressor, tokenizer):
     report, questions = served
     regress = Regress(regressor, tokenizer)
     assert report["kbert"] is False
@@ -146,6 +147,7 @@ def test_a_new_process_answers_as_python_does(served, fill, next_sentence, class
         ("pretrainer", "serving_default"): fill,
         ("pretrainer", "ids"): fill.from_ids,
         ("pretrainer", "next_sentence"): next_sentence,
+        ("pretrainer", "attention"): Attention(model, tokenizer),
         ("classifier", "serving_default"): classify,
         ("classifier", "pairs"): classify,
         ("classifier", "ids"): classify.from_ids,
@@ -171,17 +173,20 @@ def test_signatures_have_the_names_a_client_writes(exported):
         for model, module in loaded.items()
         for signature, function in module.signatures.items()
     }
-    ids = {"input_ids", "input_mask", "segment_ids"}
+    ids, attention = {"input_ids", "input_mask", "segment_ids"}, ({"text", "layer"}, {"pieces", "attention"})
     assert names == {
         ("pretrainer", "serving_default"): ({"text"}, {"pieces", "probabilities", "ids"}),
         ("pretrainer", "ids"): (ids | {"masked_lm_positions"}, {"probabilities", "ids"}),
         ("pretrainer", "next_sentence"): ({"text_a", "text_b"}, {"probabilities"}),
+        ("pretrainer", "attention"): attention,
         ("classifier", "serving_default"): ({"text"}, {"probabilities", "label"}),
         ("classifier", "pairs"): ({"text_a", "text_b"}, {"probabilities", "label"}),
         ("classifier", "ids"): (ids, {"probabilities", "label"}),
+        ("classifier", "attention"): attention,
         ("regressor", "serving_default"): ({"text"}, {"value"}),
         ("regressor", "pairs"): ({"text_a", "text_b"}, {"value"}),
         ("regressor", "ids"): (ids, {"value"}),
+        ("regressor", "attention"): attention,
     }
 
 
@@ -264,7 +269,7 @@ def test_vectors_of_texts_are_those_of_the_bert_alone_and_of_pieces_have_their_n
     bert, a, b = regressor.bert, VOCABULARY.index("a"), VOCABULARY.index("b")
     export(BertFeatures(bert), tokenizer, tmp_path / "vectors")
     loaded = tf.saved_model.load(tmp_path / "vectors" / "1").signatures
-    assert set(loaded) == {"serving_default", "pairs", "ids"}
+    assert set(loaded) == {"serving_default", "pairs", "ids", "attention"}
     served = loaded["serving_default"](text=tf.constant(["a", "b b a"]))["vectors"]
     for vector, ids in zip(served, ([a], [b, b, a]), strict=True):
         expected = bert(features_of(tokenizer, ids))["sequence_output"][0, : len(ids) + 2]
@@ -272,6 +277,34 @@ def test_vectors_of_texts_are_those_of_the_bert_alone_and_of_pieces_have_their_n
     answer = Embed(BertFeatures(bert, [0, -1], mix="none", unit="piece"), tokenizer)(["a", "b b a"], ["b", "q"])
     assert answer["vectors"].shape == (2, 8, 2, 32)
     assert answer["pieces"].numpy()[0].tolist() == [b"[CLS]", b"a", b"[SEP]", b"b", b"[SEP]", b"", b"", b""]
+
+
+def test_attention_is_that_of_the_layer_asked_for_as_the_bert_has_it(tokenizer):
+    keras.utils.set_random_seed(6)
+    classifier = BertClassifier(Bert(make_config(num_hidden_layers=3)))
+    ask, ids = Attention(classifier, tokenizer), {piece: number for number, piece in enumerate(VOCABULARY)}
+    texts, layers = ["ab c", "d", "", "a " * 40], [3, 1, 2, 3]
+    pieces = [["a", "##b", "c"], ["d"], [], ["a"] * (POSITIONS - 2)]
+    answer = {name: value.numpy() for name, value in ask(texts, layers).items()}
+    assert answer["attention"].shape == (4, 2, POSITIONS, POSITIONS) and answer["pieces"].shape == (4, POSITIONS)
+    for row, (layer, words) in enumerate(zip(layers, pieces, strict=True)):
+        count = len(words) + 2
+        features = features_of(tokenizer, [ids[word] for word in words])
+        expected = classifier.bert(features, output_attentions=True)["attention_probabilities"][layer - 1][0]
+        np.testing.assert_allclose(answer["attention"][row, :, :count, :count], expected, atol=1e-5)
+        assert np.all(answer["attention"][row, :, count:] == 0) and np.all(answer["attention"][row, :, :, count:] == 0)
+        names = [name.decode() for name in answer["pieces"][row]]
+        assert names == ["[CLS]", *words, "[SEP]", *[""] * (POSITIONS - count)]
+    assert ask([], [])["attention"].shape == (0, 2, 8, 8)
+    for layer in (0, 4):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=rf"layer is \[{layer}\], expected 1 to 3"):
+            ask(["a", "b"], [1, layer])
+
+
+def test_attention_reads_a_mask_as_one_where_the_model_fills_masks(model, classifier, tokenizer):
+    filled, read = (Attention(one, tokenizer)(["a[MASK]"], [1])["pieces"].numpy()[0] for one in (model, classifier))
+    assert [piece.decode() for piece in filled[:4]] == ["[CLS]", "a", "[MASK]", "[SEP]"]
+    assert [piece.decode() for piece in read[:4]] == ["[CLS]", "a", "[", "m"]
 
 
 def test_the_recipe_exports_a_model_directory_and_shows_what_it_answers(model, tokenizer, tmp_path, capsys):
@@ -286,6 +319,8 @@ def test_the_recipe_exports_a_model_directory_and_shows_what_it_answers(model, t
     recipe.main(str(tmp_path / "model"), "mine", vectors=recipe.VectorFlags("mean"), output=str(tmp_path / "served"))
     assert "vectors float32" in capsys.readouterr().out
     recipe.main(str(tmp_path / "model"), "mine", vectors=recipe.VectorFlags("piece"), output=str(tmp_path / "served"))
+    padding = json.loads((tmp_path / "served" / "mine" / "3" / "assets.extra" / "padding.json").read_text())
+    assert padding.keys() == {"serving_default", "pairs", "attention"}
     assert "[CLS], the, " not in (shown := capsys.readouterr().out) and "pieces string" in shown and "[CLS]" in shown
     with pytest.raises(ValueError, match="--threshold 1.0: expected a BertSpanPredictor, .* is a BertPretrainer"):
         recipe.main(str(tmp_path / "model"), "mine", threshold=1.0)

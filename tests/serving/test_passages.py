@@ -164,7 +164,7 @@ def test_each_is_exported_and_answers_alike(tokenizer, tmp_path, head):
         BertMultipleChoice: lambda: ChooseEnding(model, tokenizer),
     }[head]()
     signatures = tf.saved_model.load(export(model, tokenizer, tmp_path / "it")).signatures
-    assert set(signatures) == {"serving_default", "ids"}
+    assert set(signatures) == {"serving_default", "ids", "attention"}
     served = signatures["serving_default"](**{name: tf.constant(value) for name, value in inputs.items()})
     expected = asker(*inputs.values())
     assert served.keys() == expected.keys()
