@@ -1,4 +1,4 @@
-"""Serves SavedModels over TensorFlow Serving's REST API.
+"""Serves SavedModels over TensorFlow Serving's REST API, and a page that asks them.
 
 python recipes/serve.py --models saved_models
 """

@@ -55,12 +55,14 @@ class Signature(NamedTuple):
 
 
 class Version:
-    """One version of a model, loaded: `signatures` by name."""
+    """One version of a model, loaded: `signatures` by name; `about`, what export says beside them."""
 
     def __init__(self, name: str, number: int, folder: Path):
         self.name, self.number = name, number
         self.loaded = tf.saved_model.load(str(folder))
-        padding = read_json(folder / "assets.extra" / "padding.json")
+        extra = folder / "assets.extra"
+        padding = read_json(extra / "padding.json")
+        self.about = {"labels": read_lines(extra / "labels.txt"), "config": read_json(extra / "bert_config.json")}
         self.signatures = {
             signature: signature_of(function, padding.get(signature, {}))
             for signature, function in self.loaded.signatures.items()
@@ -208,6 +210,10 @@ def tf_type(tensor: Tensor) -> tf.DType:
 
 def read_json(path: Path) -> dict:
     return json.loads(path.read_bytes()) if path.exists() else {}
+
+
+def read_lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
 
 
 def metadata(version: Version) -> dict:

@@ -1,10 +1,13 @@
-"""The server: TensorFlow Serving's REST API and metrics, as an ASGI application.
+"""The server: TensorFlow Serving's REST API, metrics, and a page that asks the models, as an ASGI application.
 
 GET  /v1/models/NAME[/versions/N]            the state of each version
 GET  /v1/models/NAME[/versions/N]/metadata   the signatures
 POST /v1/models/NAME[/versions/N]:predict    see rest.py
 GET  /v1/models                              the names of the models (kbert's own)
+GET  /v1/models/NAME[/versions/N]/about      {"labels": [...], "config": {...}}: names of the classes, if they have
+                                             names, and the Bert's bert_config.json (kbert's own)
 GET  /metrics                                for Prometheus
+GET  /                                       the page, and its files (page/)
 """
 
 import asyncio
@@ -13,6 +16,7 @@ import json
 import logging
 import re
 import time
+from pathlib import Path
 
 import orjson
 import prometheus_client
@@ -21,7 +25,8 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from kbert.serving import rest
 from kbert.serving.batching import Batcher
@@ -31,8 +36,16 @@ from kbert.serving.rest import Refused
 ACCESS = logging.getLogger("kbert.serving.access")
 LOG = logging.getLogger("kbert.serving")
 PREDICT = re.compile(r"/v1/models/([^/:]+)(?:/versions/(\d+))?:(classify|regress|predict)", re.IGNORECASE)
-STATUS = re.compile(r"/v1/models/([^/:]+)(?:/versions/(\d+))?(/metadata)?", re.IGNORECASE)
+STATUS = re.compile(r"/v1/models/([^/:]+)(?:/versions/(\d+))?(/metadata|/about)?", re.IGNORECASE)
+ASSERTED = re.compile(r"assertion failed: .*?(?= \[\[\{\{node )")  # what a graph says, without where it says it
 SMALL = 64_000  # bytes of JSON that are read and written beside other requests' waiting
+PAGE_HEADERS = {
+    # What is shown comes from users and models: nothing but the page's own files is loaded, run or framed.
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",  # asked for again, and answered with 304 where it is the same
+}
 
 
 class Metrics:
@@ -72,8 +85,18 @@ def new_application(models: Models, batcher: Batcher, metrics: Metrics, body_byt
     routes = [
         Route("/metrics", server.prometheus, methods=["GET"]),
         Route("/v1/{path:path}", server.api, methods=["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]),
+        Mount("/", Page(directory=Path(__file__).parent / "page", html=True)),
     ]
     return Starlette(routes=routes, lifespan=lifespan)
+
+
+class Page(StaticFiles):
+    """The page's files."""
+
+    async def get_response(self, path, scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers.update(PAGE_HEADERS)
+        return response
 
 
 class Server:
@@ -98,7 +121,9 @@ class Server:
         except Refused as refused:
             status, content = refused.status, rest.error(refused.message)
         except tf.errors.InvalidArgumentError as error:
-            status, content = 400, rest.error(" ".join(str(error).split())[:500])
+            message = " ".join(str(error).split())
+            asserted = ASSERTED.search(message)
+            status, content = 400, rest.error((asserted[0] if asserted else message)[:500])
         except ClientDisconnect:
             status = 499  # nobody is there to read an answer
         except Exception:
@@ -123,7 +148,9 @@ class Server:
         if request.method == "POST":
             return await self.predict(request, name, number, called[3].lower())
         if called[3]:
-            return orjson.dumps(metadata(self.models.version(name, number)), option=orjson.OPT_INDENT_2)
+            version = self.models.version(name, number)
+            told = version.about if called[3].lower() == "/about" else metadata(version)
+            return orjson.dumps(told, option=orjson.OPT_INDENT_2)
         return orjson.dumps({"model_version_status": self.models.status(name, number)}, option=orjson.OPT_INDENT_2)
 
     async def predict(self, request: Request, name: str, number: int | None, method: str) -> bytes:

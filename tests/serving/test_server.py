@@ -69,6 +69,45 @@ def test_status_metadata_and_names_are_told(served):
     assert served.get("/v1/models").json() == {"models": ["capitals"]}
 
 
+def test_names_of_classes_and_the_config_are_told_where_there_are_some(served):
+    assert served.get("/v1/models/capitals/about").json() == {"labels": [], "config": {}}
+    folder, unfinished = served.folder / "capitals" / "2", served.folder / "unfinished"
+    shutil.copytree(served.folder / "capitals" / "1", unfinished)
+    (unfinished / "assets.extra").mkdir()
+    (unfinished / "assets.extra" / "labels.txt").write_text("yes\nno\u2028never\n", encoding="utf-8")
+    (unfinished / "assets.extra" / "bert_config.json").write_text('{"hidden_size": 8}')
+    unfinished.rename(folder)
+    served.models.look()
+    expected = {"labels": ["yes", "no\u2028never"], "config": {"hidden_size": 8}}
+    assert served.get("/v1/models/capitals/versions/2/about").json() == expected
+    assert served.get("/v1/models/none/about").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "begin"),
+    [
+        ("/", "text/html; charset=utf-8", "<!doctype html>"),
+        ("/page.js", "text/javascript; charset=utf-8", "//"),
+        ("/answers.js", "text/javascript; charset=utf-8", "//"),
+        ("/attention.js", "text/javascript; charset=utf-8", "//"),
+        ("/page.css", "text/css; charset=utf-8", ":root"),
+        ("/icon.svg", "image/svg+xml", "<svg"),
+    ],
+)
+def test_the_page_and_its_files_come_with_their_types_and_may_load_nothing_else(served, path, kind, begin):
+    answer = served.get(path)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, kind) and answer.text.startswith(begin)
+    assert answer.headers["content-security-policy"].startswith("default-src 'self';")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    again = served.get(path, headers={"If-None-Match": answer.headers["etag"]})
+    assert again.status_code == 304 and again.headers["cache-control"] == "no-cache"
+
+
+@pytest.mark.parametrize("path", ["/none", "/page", "/../server.py", "/%2e%2e/server.py", "/page.js/x"])
+def test_there_is_no_other_page(served, path):
+    assert served.get(path).status_code == 404 and served.post("/").status_code == 405
+
+
 @pytest.mark.parametrize(
     ("method", "path", "content", "status", "message"),
     [
@@ -100,12 +139,19 @@ def test_status_metadata_and_names_are_told(served):
             413,
             "the body has 100001 bytes, expected at most 100000",
         ),
-        ("POST", "/v1/models/capitals:predict", b'{"instances": ["%s"]}' % (b"x" * 1000), 400, "a text of 1000 char"),
+        (
+            "POST",
+            "/v1/models/capitals:predict",
+            b'{"instances": ["%s"]}' % (b"x" * 1000),
+            400,
+            "assertion failed: [a text of 1000 char",
+        ),
     ],
 )
 def test_what_cannot_be_answered_is_said(served, method, path, content, status, message):
     answer = served.request(method, path, content=content)
     assert answer.status_code == status and answer.json().keys() == {"error"} and message in answer.json()["error"]
+    assert "{{node" not in answer.text, "where in the graph it failed is nothing to a client"
     assert predict(served, {"instances": ["a"]}).status_code == 200
 
 
