@@ -239,7 +239,8 @@ def test_runs_killed_at_any_moment_end_with_the_same_bits(start_process, tmp_pat
     longest = time.perf_counter() - begin
     for number in range(runs):
         output = tmp_path / f"killed {number}"
-        until_done(start_process, output, [random.uniform(0.3, 1) * longest for _ in range(2)], processes, replicas)
+        kills = [random.uniform(0.3, 1) * longest for _ in range(min(runs, 2))]
+        until_done(start_process, output, kills, processes, replicas)
         assert (output / "digest").read_text() == (tmp_path / "whole" / "digest").read_text()
         assert steps_logged(output) == steps_logged(tmp_path / "whole")
 
