@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import functools
 import io
 import json
 import os
@@ -215,7 +216,9 @@ def test_an_interrupted_process_leaves_whole_lines_and_goes_on(server, here, num
     server.faults.extend([0.05] * 50)
     command = [sys.executable, ROOT / "recipes" / "query.py", "--url", server.url, "--model", "capitals"]
     command += ["--input", "lines.txt", "--output", "answers", "--batch-size", "4", "--parallel", "2"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    # Tests that run in the background of a shell would pass on that they ignore Ctrl-C.
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heed)
     wait_for(lambda: (here / "answers").exists() and len(read(here / "answers")) >= 16)
     process.send_signal(number)
     said = process.communicate()[1]

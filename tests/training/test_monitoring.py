@@ -72,8 +72,8 @@ def test_what_is_logged_is_the_mean_over_the_steps_since_the_last_log(model, tmp
         assert third["train", "optimization/gradient_norm", step] == [mean("optimization/gradient_norm", steps, None)]
         expected = pytest.approx(np.mean([padding[number - 1] for number in steps]), rel=1e-5)
         assert third["train", "throughput/share_of_padding", step] == [expected]
-        # The rate of the next update: up to step 5, then down to step 100.
-        rate = 2e-3 * step if step < 5 else 1e-2 * 0.95
+        # The rate of the next update, which rises up to step 5.
+        rate = 1e-2 * step / 5
         assert third["train", "optimization/learning_rate", step] == [pytest.approx(rate, rel=1e-5)]
     assert 0 <= third["train", "throughput/share_of_time_waiting", 3][0] < 1
     assert third["train", "throughput/real_tokens_per_second", 3][0] > 0
