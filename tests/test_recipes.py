@@ -85,6 +85,7 @@ def test_pretraining_goes_on_from_a_trained_model_and_names_what_is_new(folder, 
         call(command + " --text.lower-case False")
 
 
+@pytest.mark.long
 def test_a_killed_run_ends_with_the_same_weights_to_the_bit_and_each_step_logged_once(folder):
     command = PRETRAIN + " --steps 12 --run.log-every 1"
     assert recipe(command.replace("OUT", "whole"), folder).returncode == 0
