@@ -6,8 +6,9 @@
 .PHONY: demo test test-long lint
 
 python := .venv/bin/python
-# Whole files a core, as tests of a file share what is slow to make; those that take longest begin first.
-in_parallel := -n auto --dist loadfile --no-loadscope-reorder tests/test_recipes.py tests/test_fine_tuning_recipes.py tests/training tests
+# Whole files a core, as tests of a file share what is slow to make; in the order that tests/conftest.py gives them.
+# One process more than there are cores, as tests of several processes wait for each other.
+in_parallel := -n $(shell expr $$(nproc) + 1) --dist loadfile --no-loadscope-reorder
 
 demo: .venv/installed
 	$(python) recipes/quickstart.py

@@ -23,40 +23,50 @@ BAD_INPUT = 2
 NO_SPACE = "No space left on device"
 
 
-def run(main: Callable, tensorflow: bool = True) -> None:
+def run(main: Callable | dict[str, Callable], tensorflow: bool = True) -> None:
     """Calls `main` with the command line's flags; ends the process with status 2 and one line on bad input.
+
+    Of a dict the function whose name is the first word of the command line.
 
     TensorFlow is imported first, without its start-up notes, unless `tensorflow` says that main does not need it, or
     sees to it itself.
     """
     program = Path(sys.argv[0]).name
     try:
-        flags = parse(main, sys.argv[1:], program)
+        call = parse(main, sys.argv[1:], program)
         if tensorflow:
             import_tensorflow()
-        main(**flags)
+        call()
     except KeyboardInterrupt as interruption:
         number = getattr(interruption, "signal", signal.SIGINT)
         _exit(program, str(interruption) or "interrupted", status=128 + number)
     except Exception as error:
-        message = explain(error, Path(main.__code__.co_filename).parent)
+        function = next(iter(main.values())) if isinstance(main, dict) else main
+        message = explain(error, Path(function.__code__.co_filename).parent)
         if message is None:
             raise
         _exit(program, message)
 
 
-def parse(main: Callable, arguments: Sequence[str], program: str) -> dict:
-    """The keyword arguments for `main` that the flags give; an unknown or unreadable flag is one line and status 2."""
+def parse(main: Callable | dict[str, Callable], arguments: Sequence[str], program: str) -> functools.partial:
+    """`main`, or the one of several that is named, with the flags' arguments; an unreadable flag ends with status 2."""
     import tyro
 
-    @functools.wraps(main)
-    def collect(**keywords):
-        return keywords
+    def collecting(function):
+        @functools.wraps(function)
+        def collect(**keywords):
+            return functools.partial(function, **keywords)
 
+        return collect
+
+    if isinstance(main, dict):
+        cli, what = tyro.extras.subcommand_cli_from_dict, {name: collecting(one) for name, one in main.items()}
+    else:
+        cli, what = tyro.cli, collecting(main)
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
-            return tyro.cli(collect, prog=program, args=arguments, config=(tyro.conf.HelptextFromCommentsOff,))
+            return cli(what, prog=program, args=arguments, config=(tyro.conf.HelptextFromCommentsOff,))
     except SystemExit as end:
         if end.code == BAD_INPUT:
             _exit(program, f"{_first_section(errors.getvalue())} ({program} --help lists the flags)")
@@ -81,6 +91,15 @@ def explain(error: Exception, recipes: Path) -> str | None:
     if not files or not any(files[-1].is_relative_to(folder) for folder in ours):
         return None
     return f"{error.strerror}: {error.filename}" if named else str(error)
+
+
+@contextlib.contextmanager
+def brought_by(extra: str):
+    """A block of imports: a package that is not installed raises ValueError naming the extra that brings it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{error.name} is not installed; pip install -e '.[{extra}]' brings it") from None
 
 
 def import_tensorflow() -> None:

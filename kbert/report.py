@@ -34,10 +34,15 @@ def table(title: str, rows: dict[str, object], columns: tuple[str, ...] = ("", "
 
 
 def finish(title: str, output: str, metrics: dict[str, float]) -> None:
-    """Writes <output>/metrics.json, flat, and prints it. Raises ValueError for a number that JSON has not."""
+    """Writes <output>/metrics.json and prints it. Raises ValueError for a number that JSON has not."""
+    write(output, metrics)
+    table(title, metrics)
+
+
+def write(output: str, metrics: dict[str, float]) -> None:
+    """Writes <output>/metrics.json, flat. Raises ValueError for a number that JSON has not."""
     for name, value in metrics.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{name} is {value}; metrics.json holds finite numbers")
     path = os.path.join(output, "metrics.json")
     write_whole(path, json.dumps(metrics, indent=1).encode() + b"\n")
-    table(title, metrics)

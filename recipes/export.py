@@ -2,7 +2,7 @@
 
     python recipes/export.py --model runs/mine --name mine
 
-The export is loaded again and asked once before the recipe ends.
+The export is loaded again and asked once before the recipe ends; a BERT Mini takes 15 s of one core.
 """
 
 import re
@@ -12,10 +12,10 @@ from typing import Literal
 
 from kbert.command_line import run
 
-EXAMPLE = "The [MASK] of the list is [MASK]."
+BLANKS = "The [MASK] of the list is [MASK]."
 # What each input of a signature is asked with at the end.
 EXAMPLES = {
-    "text": [EXAMPLE],
+    "text": ["The cat in the box was a surprise."],
     "question": ["What is in the box?"],
     "passage": ["There is a cat in the box."],
     "context": ["She opened the box."],
@@ -86,7 +86,7 @@ def main(
     size = sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())
     report.table(f"{path}, {size / 1e6:.1f} MB", signatures, ("signature", "inputs", "outputs"))
     if not is_possible():
-        print("without warm-up requests, as tensorflow-serving-api is not installed (pip install '.[serve]')")
+        print("without warm-up requests, as tensorflow-serving-api is not installed (pip install -e '.[serve]')")
     report.table("Its answer", answer, ("", "; ".join(str(value[0]) for value in asked.values())))
     print("To ask it from Python:\n")
     print("    import tensorflow as tf, tensorflow_text")
@@ -105,8 +105,11 @@ def ask(path: str) -> tuple[dict, dict, dict]:
     }
     default = loaded.signatures["serving_default"]
     asked = {name: EXAMPLES[name] for name in sorted(default.structured_input_signature[1], reverse=True)}
+    fills_blanks = {"pieces", "probabilities"} <= default.structured_outputs.keys()
+    if fills_blanks:
+        asked["text"] = [BLANKS]
     answer = {k: v.numpy()[0] for k, v in default(**{k: tf.constant(v) for k, v in asked.items()}).items()}
-    if not {"pieces", "probabilities"} <= answer.keys():
+    if not fills_blanks:
         return signatures, asked, {name: readable(value) for name, value in sorted(answer.items())}
     shown = {}
     for place, (pieces, shares) in enumerate(zip(answer["pieces"], answer["probabilities"], strict=True)):

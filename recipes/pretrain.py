@@ -209,7 +209,7 @@ def main(
     changes = getattr(first, "masked_lm_changes", None)
     peak = optimizer.learning_rate or (FURTHER_PEAK if start else PEAKS[size])
     how = {
-        "jit_compile": run.xla,
+        "jit_compile": "auto" if run.xla else False,
         "accumulation": optimizer.accumulation,
         "steps_per_execution": run.steps_per_call,
     }

@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Literal
 
-from kbert.command_line import import_tensorflow, run
+from kbert.command_line import brought_by, import_tensorflow, run
 
 
 def main(
@@ -39,7 +39,8 @@ def main(
     Args:
         model: the name that the server has for it.
         text: the inputs, each as a line of a file would be.
-        input: a file with an input a line, UTF-8; - is standard input. An empty line is an empty text.
+        input: a file with an input a line, UTF-8; - is standard input. An empty line is an empty text. To go on with
+            --output, standard input must be the same from its first line on, which cannot be checked.
         url: http://HOST:PORT for REST, or grpc://HOST:PORT, which takes seconds to start; 8501 and 8500 are usual.
         output: file for the answers, instead of standard output; what was asked is noted in OUTPUT.query.json.
         format: of a line. text: the only input as it stands. tsv: a column for each input, parted by tabs, without
@@ -55,16 +56,21 @@ def main(
         pause: seconds before the first retry; each further pause is about twice as long, up to 30 seconds.
         skip_errors: write {"error": ...} for a line that is refused and go on, instead of stopping there.
     """
-    check_flags(text, input, (batch_size, parallel, timeout, pause), retries)
+    check_flags(
+        text, input, {"batch-size": batch_size, "parallel": parallel, "timeout": timeout, "pause": pause}, retries
+    )
     if url.startswith("grpc:"):
         import_tensorflow()  # its messages are TensorFlow's
-    from kbert.serving.answers import AnswerFile, StandardOutput
-    from kbert.serving.asking import Asker, answer_all
-    from kbert.serving.client import Client, Patience, connect
-    from kbert.serving.lines import digest_of, row_reader, source_of
+    with brought_by("serve"):
+        from kbert.serving.answers import AnswerFile, StandardOutput
+        from kbert.serving.asking import Asker, answer_all
+        from kbert.serving.client import Client, Patience, connect
+        from kbert.serving.lines import digest_of, row_reader, source_of
+        from kbert.serving.rest import Refused
 
+        server = connect(url, model, version, timeout, parallel)
     begin = time.perf_counter()
-    client = Client(connect(url, model, version, timeout, parallel), Patience(retries, pause))
+    client = Client(server, Patience(retries, pause))
     source, answering = source_of(text, input), client.describe()
     read = row_reader(format, columns, client.signature(signature).inputs)
     asker = Asker(client, signature, read, source, skip_errors)
@@ -80,17 +86,20 @@ def main(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads what is still to be flushed
         sys.exit(141)  # as of SIGPIPE
     tell(done, lines - done, errors, time.perf_counter() - begin, client)
-    with contextlib.suppress(OSError, ValueError):  # all is answered, whatever the server does now
-        if client.describe() != answering:
+    with contextlib.suppress(OSError, Refused):  # all is answered, whatever the server does now
+        if client.version() != answering:
             print(f"version {answering} answered first, and then another; --version N asks one alone", file=sys.stderr)
 
 
-def check_flags(text: tuple, input: str | None, positive: tuple, retries: int) -> None:
-    """Raises ValueError for flags that cannot be."""
+def check_flags(text: tuple, input: str | None, positive: dict, retries: int) -> None:
+    """Raises ValueError for flags that cannot be; positive: name -> value of those that are above 0."""
     if bool(text) == (input is not None):
         raise ValueError("expected --text or --input, one of them")
-    if min(positive) <= 0 or retries < 0:
-        raise ValueError("--batch-size, --parallel, --timeout, --pause: expected numbers above 0; --retries: 0 or more")
+    for name, value in positive.items():
+        if value <= 0:
+            raise ValueError(f"--{name} {value:g}: expected a number above 0")
+    if retries < 0:
+        raise ValueError(f"--retries {retries}: expected 0 or more")
 
 
 def bar(output: str | None):

@@ -1,4 +1,4 @@
-"""What the tests of the recipes share."""
+"""What the tests of the recipes share, and which tests begin first."""
 
 import pytest
 from small_corpus import VOCABULARY, text
@@ -7,6 +7,13 @@ from stranger import write_endings, write_questions, write_tags
 import kbert
 from kbert.weights import huggingface
 from kbert.weights.by_name import without_heads
+
+# They start processes and wait for them: begun last, one core would be left with them.
+BEGIN_FIRST = {"test_recipes", "test_fine_tuning_recipes", "test_distribution", "test_checkpointing", "test_search"}
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.stem not in BEGIN_FIRST)
 
 
 @pytest.fixture(scope="session")

@@ -49,8 +49,17 @@ def running(application, port: int, dies: bool = False):
         assert server.started
         yield
     finally:
+        if dies:
+            server.servers[0].get_loop().call_soon_threadsafe(hang_up, server)
         server.should_exit, server.force_exit = True, dies
         thread.join(20)
+
+
+def hang_up(server):
+    for one in server.servers:
+        one.close()
+    for connection in server.server_state.connections:
+        connection.transport.abort()
 
 
 class Faulty:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -20,7 +21,7 @@ SMALLER = {
     " --run.final-evaluation-instances 16 --run.checkpoint-every 2 --run.no-xla",
     "export": "",
     "convert_weights": "",
-    "fine_tune_glue": "--learning-rates 1e-3 3e-4 --epochs 1 --restarts 2 --batch-sizes 4 --sequence-length 32",
+    "fine_tune_glue": "--learning-rates 1e-3 3e-4 --epochs 1 --batch-sizes 4 --sequence-length 32",
     "fine_tune_squad": "--epochs 2 --learning-rates 1e-3 --batch-sizes 4 --windows.sequence-length 64"
     " --windows.stride 16 --windows.question-length 10 --answers.n-best 5",
     "fine_tune_ner": "--epochs 1 --learning-rates 1e-3 --batch-sizes 4 --sequence-length 32",
@@ -28,6 +29,8 @@ SMALLER = {
     "extract_features": "--layers -1 -2",
     "serve": "--no-access-log",
     "query": "",
+    "plan": "--size tiny --batch-size 8 --no-measure --gflops 10",
+    "benchmark": "--batch-size 2 --sequence-length 16 --predictions 2 --vocabulary-size 100 --turns.rounds 1",
 }
 
 
@@ -41,6 +44,10 @@ PRETRAIN = (
     "python recipes/pretrain.py --corpus books/train --held-out books/heldout --vocabulary vocab.txt --output OUT"
     f" {SMALLER['pretrain']}"
 )
+
+
+def readme_commands() -> list[str]:
+    return re.findall(r"^python recipes/.*$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def recipe(command: str, folder: Path, **options) -> subprocess.CompletedProcess:
@@ -63,7 +70,7 @@ def call(command: str) -> None:
     """Runs `python recipes/<name>.py ...` in this process and folder, which saves the start of one."""
     _, script, *words = shlex.split(command)
     module = module_of(Path(script).stem)
-    module.main(**parse(module.main, words, Path(script).name))
+    parse(module.main, words, Path(script).name)()
 
 
 def refuse(name: str, command: str, message: str) -> None:

@@ -143,3 +143,35 @@ def test_keras_2_is_refused(recipe):
     result = recipe("pass", TF_USE_LEGACY_KERAS="1")
     assert result.returncode != 0
     assert result.stderr.splitlines()[-1].startswith("ImportError: TF_USE_LEGACY_KERAS")
+
+
+def test_a_server_imports_tensorflow_alone_and_what_is_hidden_for_that_is_there_again():
+    code = """import runpy, sys
+runpy.run_path(sys.argv[1])["import_tensorflow_alone"]()
+import kbert.serving.batching, kbert.serving.models, kbert.serving.server
+print(sorted({"tensorflow", "keras", "jax", "sklearn", "matplotlib"} & set(sys.modules)))
+import keras
+print(keras.config.backend())
+"""
+    command = [sys.executable, "-c", code, str(Path(__file__).parents[1] / "recipes" / "serve.py")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "['tensorflow']\ntensorflow\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flags", "package"),
+    [
+        ("query", "--model a --text b", "orjson"),
+        ("query", "--model a --text b", "httpx"),
+        ("query", "--model a --text b --url grpc://localhost:1", "grpc"),
+        ("serve", "", "uvicorn"),
+    ],
+)
+def test_a_package_that_an_extra_brings_is_named(tmp_path, recipe, flags, package):
+    (tmp_path / "saved_models").mkdir()
+    file = Path(__file__).parents[1] / "recipes" / f"{recipe}.py"
+    code = f"import runpy, sys; sys.modules[{package!r}] = None; sys.argv = [{str(file)!r}, *sys.argv[1:]]"
+    command = [sys.executable, "-c", f"{code}; runpy.run_path(sys.argv[0], run_name='__main__')", *flags.split()]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    expected = f"{recipe}.py: {package} is not installed; pip install -e '.[serve]' brings it\n"
+    assert (done.returncode, done.stderr) == (2, expected)

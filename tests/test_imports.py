@@ -37,8 +37,20 @@ ALLOWED = {
     "kbert.tasks": ["kbert.tasks", "kbert.text", "kbert.whole_file"],
     "kbert.weights": ["kbert.weights", "kbert.config", "kbert.model", "kbert.text.wordpiece", "kbert.whole_file"],
     "kbert.serving": ["kbert.serving", "kbert.text"],
+    "kbert.serving.export": ["kbert.serving", "kbert.model.kernels"],
     "kbert.serving.answers": ["kbert.whole_file"],
     "kbert.model_directory": ["kbert.config", "kbert.text", "kbert.model", "kbert.weights", "kbert.whole_file"],
+    "kbert.benchmark": [
+        "kbert.benchmark",
+        "kbert.config",
+        "kbert.text",
+        "kbert.model",
+        "kbert.model_directory",
+        "kbert.training",
+        "kbert.weights",
+        "kbert.report",
+    ],
+    "kbert.benchmark.systems": ["kbert"],  # each is a program of its own, which uses kbert as its users do
 }
 FRAMEWORKS = {"tensorflow", "tensorflow_text", "keras", "keras_hub", "keras_nlp", "jax", "torch"}
 # The frameworks that each may import; "kbert" itself, its config and the command line start without any.
@@ -63,6 +75,8 @@ ALLOWED_FRAMEWORKS = {
     **dict.fromkeys(("kbert.serving.client", "kbert.serving.over_rest", "kbert.serving.lines"), set()),
     **dict.fromkeys(("kbert.serving.asking", "kbert.serving.answers", "kbert.serving.rest"), set()),
     "kbert.model_directory": {"keras"},
+    "kbert.benchmark": set(),
+    "kbert.benchmark.systems": FRAMEWORKS,
 }
 
 

@@ -1,13 +1,16 @@
 """The encoder: embeddings, self-attention, the Transformer layer, and the stack of them (section 3 of the paper).
 
-Shapes: B batch, S sequence length, H hidden size, A heads, D head size, L layers, P positions, N sequences in a row.
+Shapes: B batch, S sequence length, H hidden size, A heads, D head size, L layers, P positions, N sequences in a row,
+T tokens of a batch that are not padding.
 """
 
 import keras
 from keras import ops
 
 from kbert.config import BertConfig
-from kbert.model.dropout import Dropout
+from kbert.model.dropout import Dropout, dropped
+from kbert.model.kernels import Kernels
+from kbert.model.tokens import Tokens
 
 ACTIVATIONS = {
     "gelu_tanh": lambda x: ops.gelu(x, approximate=True),
@@ -44,6 +47,24 @@ def gather_positions(x, positions):
     return ops.take(ops.reshape(x, (batch * length, hidden)), rows, axis=0)
 
 
+def directly(function, inputs, others=(), **constants):
+    """function(*inputs, *others, **constants); a step that compiles pieces of a model has a way of its own to call."""
+    return function(*inputs, *others, **constants)
+
+
+def masked_softmax(scores, mask):  # [B, A, N, S], [B, 1, 1 or N, S] -> [B, A, N, S], float32
+    return ops.softmax(ops.cast(scores, "float32") + ops.cast(mask, "float32"))
+
+
+def attention_weights(scores, mask, seed=None, *, rate):
+    return dropped(ops.cast(masked_softmax(scores, mask), scores.dtype), seed, rate)
+
+
+def normed_sum(x, change, gamma, beta, seed=None, *, rate, epsilon):
+    """LayerNorm(x + dropout(change)): what ends each half of a layer, [..., H]."""
+    return ops.layer_normalization(x + dropped(change, seed, rate), gamma, beta, axis=-1, epsilon=epsilon)
+
+
 class Embeddings(keras.layers.Layer):
     """LayerNorm(token + segment + position embedding), then dropout."""
 
@@ -71,12 +92,15 @@ class Embeddings(keras.layers.Layer):
         return self.dropout(self.layer_norm(tokens + segments + positions), training=training)
 
     def first_positions(self, input_ids):  # [B, S] -> [S, H]
+        self.check_length(input_ids)
+        return self.position_embeddings[: ops.shape(input_ids)[1]]
+
+    def check_length(self, input_ids):
         length, limit = input_ids.shape[1], self.config.max_position_embeddings
         if length is not None and length > limit:
             raise ValueError(
                 f"input_ids has sequences of {length} tokens, expected at most max_position_embeddings {limit}"
             )
-        return self.position_embeddings[: ops.shape(input_ids)[1]]
 
 
 class SelfAttention(keras.layers.Layer):
@@ -92,31 +116,37 @@ class SelfAttention(keras.layers.Layer):
             self.value = new_dense(config, hidden, hidden, name="value", **policy)
             self.projection = new_dense(config, hidden, hidden, name="projection", **policy)
             self.dropout = Dropout(config.attention_probs_dropout_prob, name="dropout", **policy)
+        self.kernels = Kernels()
         self.built = True
 
-    def call(self, x, mask, asking=None, training=False, seed=None):
+    def call(self, x, mask, asking=None, tokens=None, training=False, seed=None, piece=directly, probabilities=False):
         """The vectors `asking` [B, N, H] look at x [B, S, H] where mask [B, 1, 1 or N, S] lets them; None: x at itself.
 
-        Returns [B, N, H] and the probabilities [B, A, N, S].
+        With `tokens` x is [T, H]. Returns the shape of what asks, and on request the probabilities [B, A, N, S].
         """
         if asking is None:
-            asking, (query, key, value) = x, self.heads(x, self.query, self.key, self.value)
+            query, key, value = self.heads(x, tokens, self.query, self.key, self.value)
         else:
-            (query,), (key, value) = self.heads(asking, self.query), self.heads(x, self.key, self.value)
+            (query,), (key, value) = self.heads(asking, None, self.query), self.heads(x, tokens, self.key, self.value)
         # The query is divided rather than the scores, as it is smaller.
         scores = ops.matmul(query * self.config.head_size**-0.5, ops.swapaxes(key, -1, -2))
-        probabilities = ops.softmax(ops.cast(scores, "float32") + ops.cast(mask, "float32"))
-        context = ops.matmul(self.dropout(ops.cast(probabilities, x.dtype), training=training, seed=seed), value)
-        context = ops.reshape(ops.swapaxes(context, 1, 2), ops.shape(asking))  # [B, A, N, D] -> [B, N, H]
-        return self.projection(context), probabilities
+        seed = self.dropout.next_seed(training, seed)
+        weights = piece(attention_weights, (scores,), (mask, seed), rate=self.dropout.rate)
+        context = ops.matmul(weights, value)
+        if tokens and asking is None:
+            context = tokens.joined(context)
+        else:
+            context = ops.swapaxes(context, 1, 2)  # [B, N, A, D]
+            context = ops.reshape(context, (*ops.shape(context)[:2], self.config.hidden_size))
+        return self.projection(context), masked_softmax(scores, mask) if probabilities else None
 
-    def heads(self, x, *layers):  # [B, S, H] -> [B, A, S, D] of each layer
-        # Three variables, so that each is initialized, loaded and decayed on its own; one product, which is faster.
-        kernel = ops.concatenate([layer.kernel for layer in layers], axis=1)  # [H, 3H]
-        bias = ops.concatenate([layer.bias for layer in layers], axis=0)  # [3H]
-        batch, length, _ = ops.shape(x)
-        shape = (batch, length, self.config.num_attention_heads, self.config.head_size)
-        parts = ops.split(ops.matmul(x, kernel) + bias, len(layers), axis=-1)
+    def heads(self, x, tokens, *layers):  # [B, S, H] -> [B, A, S, D] of each layer
+        kernel, bias = self.kernels.of(*layers)
+        projected = ops.matmul(x, kernel) + bias
+        if tokens:
+            return tokens.in_heads(projected, len(layers))
+        shape = (*ops.shape(projected)[:2], self.config.num_attention_heads, self.config.head_size)
+        parts = ops.split(projected, len(layers), axis=-1)
         return [ops.swapaxes(ops.reshape(part, shape), 1, 2) for part in parts]
 
 
@@ -136,22 +166,41 @@ class EncoderLayer(keras.layers.Layer):
             self.dropout = Dropout(config.hidden_dropout_prob, name="dropout", **policy)
         self.built = True
 
-    def call(self, x, mask, asking=None, training=False, seeds=(None, None, None)):
-        """x [B, S, H] or, if given, the vectors `asking` [B, N, H] that look at x; the same shape, and [B, A, N, S]."""
-        attended, probabilities = self.self_attention(x, mask, asking, training=training, seed=seeds[0])
-        x = x if asking is None else asking
-        x = self.attention_norm(x + self.dropout(attended, training=training, seed=seeds[1]))
-        x = self.feed_forward_norm(x + self.dropout(self.feed_forward(x), training=training, seed=seeds[2]))
-        return x, probabilities
+    def call(
+        self,
+        x,
+        mask,
+        asking=None,
+        tokens=None,
+        training=False,
+        seeds=(None, None, None),
+        piece=directly,
+        probabilities=False,
+    ):
+        """x [B, S, H], with `tokens` [T, H], or, if given, the vectors `asking` [B, N, H] that look at x.
 
-    def recomputed(self, x, mask):
+        Returns the same shape and, on request, the probabilities [B, A, S or N, S].
+        """
+        how = {"tokens": tokens, "training": training, "seed": seeds[0], "piece": piece, "probabilities": probabilities}
+        attended, found = self.self_attention(x, mask, asking, **how)
+        x = x if asking is None else asking
+        x = self.residual(x, attended, self.attention_norm, training, seeds[1], piece)
+        x = self.residual(x, self.feed_forward(x, piece), self.feed_forward_norm, training, seeds[2], piece)
+        return x, found
+
+    def recomputed(self, x, mask, tokens=None):
         """The output in training, of which only x is kept for the gradient: all within is computed once more for it."""
         dropouts = (self.self_attention.dropout, self.dropout, self.dropout)
         seeds = [dropout.seed_generator.next() for dropout in dropouts]  # the same masks both times
-        return keras.remat(lambda x: self(x, mask, training=True, seeds=seeds)[0])(x)
+        return keras.remat(lambda x: self(x, mask, tokens=tokens, training=True, seeds=seeds)[0])(x)
 
-    def feed_forward(self, x):  # [B, S, H] -> [B, S, H]
-        return self.projection(self.activation(self.intermediate(x)))
+    def residual(self, x, change, norm, training, seed, piece):
+        seed = self.dropout.next_seed(training, seed)
+        gamma, beta = ops.convert_to_tensor(norm.gamma), ops.convert_to_tensor(norm.beta)
+        return piece(normed_sum, (x, change, gamma, beta), (seed,), rate=self.dropout.rate, epsilon=norm.epsilon)
+
+    def feed_forward(self, x, piece=directly):  # [B, S, H] -> [B, S, H]
+        return self.projection(piece(self.activation, (self.intermediate(x),)))
 
 
 @keras.saving.register_keras_serializable(package="kbert")
@@ -159,18 +208,23 @@ class Bert(keras.layers.Layer):
     """The encoder of the paper: a batch of features to the final hidden vectors and the pooled [CLS] vector.
 
     Called with a dict of `input_ids`, `input_mask`, `segment_ids` [B, S] and, for rows that pack several sequences,
-    `position_ids`, `sequence_ids` [B, S] (attention stays inside equal sequence ids) and `cls_positions` [B, N].
-    Other features are ignored. Returns a dict: `sequence_output` [B, S, H]; `pooled_output` [B, H], or [B, N, H] with
-    `cls_positions`, if the config has a pooler; on request `all_layer_outputs`, L + 1 of [B, S, H] that begin with the
-    embedding output, and `attention_probabilities`, L of [B, A, S, S] in float32, before dropout. With `pooled_only`
-    `pooled_output` alone, for less: the last layer then is computed for the vectors that the pooler reads.
+    `position_ids`, `sequence_ids` [B, S] (attention stays inside equal sequence ids) and `cls_positions` [B, N]. With
+    `token_places` [T], where in [B * S] the tokens are, attention alone computes anything for padding, whose vectors
+    then are those of other tokens. Other features are ignored.
+    Returns a dict: `sequence_output` [B, S, H]; `pooled_output` [B, H], or [B, N, H] with `cls_positions`, if the
+    config has a pooler; on request `all_layer_outputs`, L + 1 of [B, S, H] that begin with the embedding output, and
+    `attention_probabilities`, L of [B, A, S, S] in float32, before dropout. With `pooled_only` `pooled_output` alone,
+    for less: the last layer then is computed for the vectors that the pooler reads.
     With `recompute` set, training keeps the outputs of the layers alone and computes the rest again for the gradient.
+    `piece` is how training computes what is between two products.
     Raises ValueError for sequences longer than the config's max_position_embeddings.
     """
 
+    directly = staticmethod(directly)
+
     def __init__(self, config: BertConfig, name: str = "bert", **options):
         super().__init__(name=name, **options)
-        self.config, self.recompute = config, False
+        self.config, self.recompute, self.piece = config, False, directly
         hidden, policy = config.hidden_size, {"dtype": self.dtype_policy}
         with keras.name_scope(self.name, caller=self):
             self.embeddings = Embeddings(config, name="embeddings", **policy)
@@ -184,21 +238,29 @@ class Bert(keras.layers.Layer):
 
     def call(self, features, training=False, pooled_only=False, output_all_layers=False, output_attentions=False):
         mask = self.attention_mask(features)
-        ids = (features["input_ids"], features["segment_ids"], features.get("position_ids"))
-        layer_outputs, attentions = [self.embeddings(*ids, training=training)], []
+        tokens = None
+        if "token_places" in features:
+            tokens = Tokens(features["token_places"], features["input_mask"], self.config.num_attention_heads)
+        layer_outputs, attentions = [self.embedded(features, tokens, training)], []
         for layer in self.encoder_layers[:-1] if pooled_only else self.encoder_layers:
             if self.recompute and training and not output_attentions:
-                layer_outputs.append(layer.recomputed(layer_outputs[-1], mask))
+                layer_outputs.append(layer.recomputed(layer_outputs[-1], mask, tokens))
                 continue
-            x, probabilities = layer(layer_outputs[-1], mask, training=training)
+            piece = self.piece if training else directly
+            how = {"tokens": tokens, "training": training, "piece": piece, "probabilities": output_attentions}
+            x, probabilities = layer(layer_outputs[-1], mask, **how)
             layer_outputs.append(x)
             attentions.append(probabilities)
         if pooled_only:
             x = layer_outputs[-1]
+            first = self.first(tokens.laid_out(x) if tokens else x, features)
             mask = mask if mask.shape[2] == 1 else self.first(mask[:, 0], features)[:, None]  # [B, 1, 1 or N, S]
-            first, _ = self.encoder_layers[-1](x, mask, self.first(x, features), training=training)
+            first, _ = self.encoder_layers[-1](x, mask, first, tokens=tokens, training=training)
             return {"pooled_output": self.pooled(first, features)}
 
+        if tokens:
+            wanted = layer_outputs if output_all_layers else layer_outputs[-1:]
+            layer_outputs = [tokens.laid_out(x) for x in wanted]
         outputs = {"sequence_output": layer_outputs[-1]}
         if self.config.pooler:
             outputs["pooled_output"] = self.pooled(self.first(layer_outputs[-1], features), features)
@@ -207,6 +269,16 @@ class Bert(keras.layers.Layer):
         if output_attentions:
             outputs["attention_probabilities"] = attentions
         return outputs
+
+    def embedded(self, features, tokens, training):  # [B, S, H], with tokens [T, H]
+        ids = [features["input_ids"], features["segment_ids"], features.get("position_ids")]
+        if tokens:
+            if ids[2] is None:
+                self.embeddings.check_length(ids[0])
+                columns = ops.arange(ops.shape(ids[0])[1], dtype=ids[0].dtype)
+                ids[2] = ops.broadcast_to(columns, ops.shape(ids[0]))
+            ids = map(tokens.taken, ids)
+        return self.embeddings(*ids, training=training)
 
     def first(self, x, features):  # [B, S, H] -> [B, N, H], where each sequence's [CLS] stands; N is 1 by default
         return gather_positions(x, features["cls_positions"]) if "cls_positions" in features else x[:, :1]

@@ -29,11 +29,21 @@ class Dropout(keras.layers.Layer):
         self.built = True
 
     def call(self, x, training=False, seed=None):
+        return dropped(x, self.next_seed(training, seed), self.rate)
+
+    def next_seed(self, training, seed=None):
+        """What the next mask is a function of: `seed`, or of its own; None where nothing is dropped."""
         if not training or self.rate == 0:
-            return x
-        threshold = round(self.rate * 2**32) - 2**31
-        kept = random_bits(ops.shape(x), self.seed_generator.next() if seed is None else seed) >= threshold
-        return ops.where(kept, x * (1 / (1 - self.rate)), 0.0)
+            return None
+        return self.seed_generator.next() if seed is None else seed
+
+
+def dropped(x, seed, rate: float):
+    """x with elements zeroed that `seed` chooses, the others scaled; x itself without a seed."""
+    if seed is None:
+        return x
+    kept = random_bits(ops.shape(x), seed) >= round(rate * 2**32) - 2**31
+    return ops.where(kept, x * (1 / (1 - rate)), 0.0)
 
 
 def random_bits(shape, seed):
@@ -41,8 +51,14 @@ def random_bits(shape, seed):
     seed = ops.cast(seed, "int32")
     first_key = mixed(seed[0] + mixed(seed[1]))
     second_key = mixed(seed[1] + mixed(seed[0] + GOLDEN_RATIO))
-    elements = ops.reshape(ops.arange(math.prod(shape), dtype="int32"), shape)
-    return mixed(elements + first_key, second_key)
+    # An element's number in the array, from the key on: TensorFlow would compute numbers that depend on shapes alone
+    # before it compiles, and keep up to 10 MB a mask, several times, in the process.
+    elements = first_key
+    for axis, length in enumerate(shape):
+        stride = math.prod(shape[axis + 1 :])
+        numbers = stride * ops.arange(length, dtype="int32")
+        elements = elements + ops.reshape(numbers, [length] + [1] * (len(shape) - axis - 1))
+    return mixed(elements, second_key)
 
 
 def mixed(x, key=0):

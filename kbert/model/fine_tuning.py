@@ -249,6 +249,7 @@ class BertMultipleChoice(OneOutputLayer):
         batch, choices, length = ops.shape(features["input_ids"])
         names = ("input_ids", "input_mask", "segment_ids")
         rows = {name: ops.reshape(features[name], (batch * choices, length)) for name in names}
+        rows |= {name: features[name] for name in ("token_places",) if name in features}
         outputs = super().call(rows, training, output_all_layers, output_attentions)
         return outputs | {"logits": ops.reshape(outputs["logits"], (batch, choices))}
 

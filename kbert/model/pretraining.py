@@ -91,7 +91,8 @@ class BertPretrainer(Model):
         totals = {}
         if self.masked_lm:
             weight = ops.cast(features["masked_lm_weights"], "float32")
-            loss, correct = cross_entropy(features["masked_lm_ids"], outputs["masked_lm_logits"])
+            logits, ids = outputs["masked_lm_logits"], features["masked_lm_ids"]
+            loss, correct = self.bert.piece(masked_lm_cross_entropy, (logits,), (ids,))
             totals |= {"masked_lm_loss": ops.sum(loss * weight), "masked_lm_accuracy": ops.sum(correct * weight)}
         if self.next_sentence:
             loss, correct = cross_entropy(features["next_sentence_labels"], outputs["next_sentence_logits"])
@@ -104,3 +105,7 @@ class BertPretrainer(Model):
     @classmethod
     def from_config(cls, config):
         return cls(**{**config, "config": BertConfig(**config["config"])})
+
+
+def masked_lm_cross_entropy(logits, ids):
+    return cross_entropy(ids, logits)

@@ -28,25 +28,26 @@ class StandardOutput:
 class AnswerFile:
     """A file that grows by whole batches of lines; `kept` of them are there already.
 
-    What was asked is noted beside it, <path>.query.json, so that answers to something else are never mixed in. Raises
-    ValueError for a file of another origin, of other settings, or that another process writes to.
+    What was asked is noted beside it, <path>.query.json, so that answers to something else are never mixed in; of a
+    stream only its user can know that it is the same again. Raises ValueError for a file of another origin, of other
+    settings, or that another process writes to.
     """
 
     def __init__(self, path: str, settings: dict):
         self.path, self.note = path, Path(f"{path}.query.json")
         if os.path.exists(path) and not os.path.isfile(path):
             raise ValueError(f"{path} is there already and no file; expected a new one")
-        is_new = not os.path.exists(path) or not os.path.getsize(path)
-        if not is_new:
-            self._compare(settings)
         # Unbuffered: a batch is one call to the system, which a signal does not break off.
         self.file = open(path, "ab", buffering=0)
         try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{path}: another process writes to it; wait for it or give another file") from None
-        if is_new:
-            write_whole(self.note, json.dumps(settings, indent=1).encode() + b"\n")
+            self._lock()
+            if os.path.getsize(path):
+                self._compare(settings)
+            else:
+                write_whole(self.note, json.dumps(settings, indent=1).encode() + b"\n")
+        except BaseException:
+            self.file.close()
+            raise
         self.kept, end = 0, 0
         for line in self._lines():
             if line.endswith(b"\n"):  # a crash may have left the beginning of one
@@ -75,6 +76,12 @@ class AnswerFile:
 
     def close(self) -> None:
         self.file.close()
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{self.path}: another process writes to it; wait for it or give another file") from None
 
     def _compare(self, settings: dict) -> None:
         if not self.note.exists():

@@ -8,7 +8,7 @@ import collections
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -44,6 +44,7 @@ class Waiting:
     inputs: dict
     length: int  # characters of its longest row
     rows: int
+    is_batched: bool  # whether it may be computed with others
     since: float
     answer: Future = field(default_factory=Future)
 
@@ -62,7 +63,7 @@ class Batcher:
 
     def submit(self, signature, inputs: dict) -> Future:
         """The answer to come, output -> array; raises Refused with status 503 where too much waits already."""
-        rows = min((len(array) for array in inputs.values()), default=0)
+        rows = max((len(array) if array.ndim else 1 for array in inputs.values()), default=0)
         with self.changed:
             if self.stopped:
                 raise Refused(503, "the server is shutting down; ask another one")
@@ -73,7 +74,8 @@ class Batcher:
         return self._put(signature, inputs, rows) if len(parts) < 2 else self._part_by_part(signature, inputs, parts)
 
     def _put(self, signature, inputs: dict, rows: int) -> Future:
-        request = Waiting(signature, inputs, longest_row(inputs), rows, time.monotonic())
+        is_batched = signature.is_batched and rows_of(inputs) is not None
+        request = Waiting(signature, inputs, longest_row(inputs), rows, is_batched, time.monotonic())
         with self.changed:
             self.waiting.append(request)
             self.changed.notify()
@@ -81,13 +83,13 @@ class Batcher:
 
     def _part_by_part(self, signature, inputs: dict, parts: list) -> Future:
         """The answer to a request of many rows; when a part of them is done, the next waits behind other requests."""
-        answer, found, left = Future(), [], list(parts)
+        answer, found, left, size = Future(), [], list(parts), Size()
 
         def go_on(done=None):
             try:
                 if done is not None:
                     found.append(done.result())
-                    check_size(found)
+                    size.add(found[-1])
                 if left and not answer.cancelled():
                     rows = left.pop(0)
                     some = {name: array[rows] for name, array in inputs.items()}
@@ -129,12 +131,13 @@ class Batcher:
         """The request that waits longest, and those that go with it."""
         first = self.waiting.popleft()
         batch, rows, longest, shortest = [first], first.rows, first.length, first.length
-        if first.signature.is_batched:
+        if first.is_batched:
             left = collections.deque()
             for request in self.waiting:
                 long, short = max(longest, request.length), min(shortest, request.length)
                 count = rows + request.rows
-                if request.signature is first.signature and self.limits.allow(count, short, long):
+                is_alike = request.is_batched and request.signature is first.signature
+                if is_alike and self.limits.allow(count, short, long):
                     batch.append(request)
                     rows, longest, shortest = count, long, short
                 else:
@@ -163,7 +166,7 @@ def answer(batch: list[Waiting]) -> None:
             batch[0].answer.set_exception(error)
             return
         for request in batch:  # one request's fault is not the others'
-            alone = Waiting(signature, request.inputs, request.length, request.rows, request.since)
+            alone = replace(request, answer=Future())
             answer([alone])
             pass_on(alone.answer, request.answer)
         return
@@ -173,11 +176,10 @@ def answer(batch: list[Waiting]) -> None:
 
 def parts_of(signature, inputs: dict, limits: Limits) -> list[np.ndarray]:
     """The rows of a request, parted as batches are: not too many at a time, those of like length together."""
-    counts = {len(array) if array.ndim else 0 for array in inputs.values()}
     has_text = any(array.dtype.kind == "O" for array in inputs.values())
-    if len(counts) != 1 or not (signature.is_batched or signature.has_rows and not has_text):
+    if rows_of(inputs) is None or not (signature.is_batched or signature.has_rows and not has_text):
         return []
-    characters = np.max([lengths(array) for array in inputs.values()], axis=0)
+    characters = np.sum([lengths(array) for array in inputs.values()], axis=0)
     order, parts = np.argsort(characters, kind="stable"), []
     begin = 0
     for end in range(1, len(order) + 1):
@@ -197,12 +199,25 @@ def put_together(found: list[dict], parts: list[np.ndarray], signature) -> dict:
     }
 
 
-def check_size(found: list[dict]) -> None:
-    """Raises Refused with status 413 where parts, put together, are too much to be written."""
-    arrays = zip(*(one.values() for one in found), strict=True)  # of each output those of all parts
-    shapes = [np.array([array.shape for array in some]) for some in arrays]
-    if sum(shape[:, 0].sum() * shape[:, 1:].max(axis=0).prod() for shape in shapes) > MOST_VALUES:
-        raise Refused(413, f"the answer has more than {MOST_VALUES} values; ask for fewer rows at a time")
+class Size:
+    """How much the parts of an answer are, put together: all their rows, each as large as the largest."""
+
+    def __init__(self):
+        self.rows, self.largest = 0, {}
+
+    def add(self, outputs: dict) -> None:
+        """Raises Refused with status 413 where they are too much to be written."""
+        self.rows += rows_of(outputs)
+        for name, values in outputs.items():
+            self.largest[name] = np.maximum(self.largest.get(name, 0), values.shape[1:])
+        if self.rows * sum(shape.prod() for shape in self.largest.values()) > MOST_VALUES:
+            raise Refused(413, f"the answer has more than {MOST_VALUES} values; ask for fewer rows at a time")
+
+
+def rows_of(arrays: dict) -> int | None:
+    """How many rows there are of each array; None where there are not as many of all."""
+    counts = {len(array) if array.ndim else None for array in arrays.values()}
+    return counts.pop() if len(counts) == 1 else None
 
 
 def filled_up(arrays: list[np.ndarray], padding: tuple | None) -> list[np.ndarray]:

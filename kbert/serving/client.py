@@ -66,6 +66,10 @@ class Client:
             raise ValueError(f"{self.server.url}, model {self.server.model}: {refused.message}") from None
         return version
 
+    def version(self) -> int:
+        """The number of the version that answers now, asked for once; raises OSError or Refused where none does."""
+        return self.server.metadata()[0]
+
     def signature(self, name: str) -> Signature:
         """The signature of that name; raises ValueError for one that is not there or does not answer rows."""
         if name not in self.signatures:
@@ -112,7 +116,8 @@ class Client:
 def connect(url: str, model: str, version: int | None = None, timeout: float = 60.0, connections: int = 4):
     """The server at http://HOST:PORT, https://... (REST) or grpc://HOST:PORT, to be given to a Client.
 
-    timeout: seconds that an answer may take. Raises ValueError for another address and where a package is missing.
+    timeout: seconds that an answer may take. Raises ValueError for another address, ModuleNotFoundError where a package
+    of the extra "serve" is missing.
     """
     try:
         parts = urlsplit(url)
@@ -123,16 +128,13 @@ def connect(url: str, model: str, version: int | None = None, timeout: float = 6
         raise ValueError(f"{url} is no address; expected http://HOST:PORT or grpc://HOST:PORT")
     if parts.query or "/v1/" in parts.path or (parts.scheme == "grpc" and parts.path.strip("/")):
         raise ValueError(f"{url}: expected the server's address alone; the model has an option of its own")
-    try:
-        if parts.scheme == "grpc":
-            from kbert.serving.over_grpc import Grpc
+    if parts.scheme == "grpc":
+        from kbert.serving.over_grpc import Grpc
 
-            return Grpc(parts.netloc, model, version, timeout)
-        from kbert.serving.over_rest import Rest
+        return Grpc(parts.netloc, model, version, timeout)
+    from kbert.serving.over_rest import Rest
 
-        return Rest(url.rstrip("/"), model, version, timeout, connections)
-    except ModuleNotFoundError as error:
-        raise ValueError(f"{error.name} is not installed; pip install '.[serve]' brings what a client needs") from None
+    return Rest(url.rstrip("/"), model, version, timeout, connections)
 
 
 def signature_of(inputs: dict, outputs) -> Signature:

@@ -1,5 +1,6 @@
 """SavedModels that answer raw text, in the folders that TensorFlow Serving reads."""
 
+import errno
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
+from kbert.model.kernels import weights_final
 from kbert.serving import warm_up
 from kbert.serving.passages import ChooseEnding, FindAnswer, TagWords
 from kbert.serving.questions import Attention, Classify, Embed, FillBlanks, NextSentence, Regress
@@ -26,14 +28,15 @@ def export(model: keras.Model, tokenizer, directory: str | os.PathLike, **option
     """
     directory = Path(directory)
     asked, functions = questions(model, tokenizer, **options), {}
-    for question in asked:
-        functions |= {name: f.get_concrete_function() for name, f in question.signatures().items()}
+    root = tf.Module()
+    with weights_final(model.bert):
+        for question in asked:
+            functions |= {name: f.get_concrete_function() for name, f in question.signatures().items()}
+        # The weights the graphs read and no more: no optimizer, no metrics, no dropout state.
+        root.weights = list({id(v): v for function in functions.values() for v in function.variables}.values())
     for name, function in functions.items():
         if found := PYTHON_OPS & {node.op for node in nodes_of(function.graph.as_graph_def())}:
             raise ValueError(f"{name} calls Python ({', '.join(found)}), as no server can; expected TensorFlow's ops")
-    root = tf.Module()
-    # The weights the graphs read and no more: no optimizer, no metrics, no dropout state.
-    root.weights = list({id(v): v for function in functions.values() for v in function.variables}.values())
 
     directory.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=directory))
@@ -41,11 +44,20 @@ def export(model: keras.Model, tokenizer, directory: str | os.PathLike, **option
         tf.saved_model.save(root, unfinished, signatures=functions)
         write_extra(unfinished, model, asked, functions)
         unfinished.chmod(0o755)  # a server may run as another user, whom mkdtemp shuts out
-        path = directory / str(next_version(directory))
-        unfinished.rename(path)
+        return str(as_next_version(unfinished, directory))
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return str(path)
+
+
+def as_next_version(folder: Path, directory: Path) -> Path:
+    """Gives a folder the next number; where another export takes that at the same time, the one after it."""
+    while True:
+        path = directory / str(next_version(directory))
+        try:
+            return folder.rename(path)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
 
 
 def nodes_of(graph) -> list:

@@ -4,18 +4,20 @@ A new version is loaded beside the one that answers and takes its place when it 
 they began with. A version that cannot be loaded is named in the log and tried again when its files change.
 """
 
+import contextlib
 import json
 import logging
 import os
 import threading
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_text  # noqa: F401  the tokenizer's ops
-from tensorflow.core.framework import types_pb2
+from google.protobuf import json_format
+from tensorflow.core.protobuf import saved_model_pb2
 
 from kbert.serving import warm_up
 from kbert.serving.rest import Refused, Tensor
@@ -23,6 +25,18 @@ from kbert.serving.rest import Refused, Tensor
 LOG = logging.getLogger("kbert.serving")
 # States of TensorFlow Serving's ModelVersionStatus.
 LOADING, AVAILABLE, END = "LOADING", "AVAILABLE", "END"
+
+
+def load_text_ops() -> None:
+    """The tokenizer's ops, without the package that brings them: it imports Keras, which is slower than any model."""
+    package = find_spec("tensorflow_text")
+    if package is None:
+        raise ModuleNotFoundError("No module named 'tensorflow_text'", name="tensorflow_text")
+    for library in sorted(Path(package.origin).parent.glob("python/*/*.so")):
+        tf.load_op_library(str(library))
+
+
+load_text_ops()
 
 
 class Signature(NamedTuple):
@@ -62,6 +76,7 @@ class Version:
         self.loaded = tf.saved_model.load(str(folder))
         extra = folder / "assets.extra"
         padding = read_json(extra / "padding.json")
+        self.signature_defs = signature_defs(folder)
         self.about = {"labels": read_lines(extra / "labels.txt"), "config": read_json(extra / "bert_config.json")}
         self.signatures = {
             signature: signature_of(function, padding.get(signature, {}))
@@ -118,7 +133,10 @@ class Models:
 
         def watch():
             while not self.stopped.wait(self.seconds):
-                self.look()
+                try:
+                    self.look()
+                except Exception:  # whatever it is, a later version is to be found
+                    LOG.exception("the folder %s cannot be looked through, tried again", self.folder)
 
         thread = threading.Thread(target=watch, daemon=True)
         thread.start()
@@ -175,17 +193,28 @@ class Models:
 def versions_in(folder: Path) -> dict[str, list[int]]:
     """The numbers of the versions of each model; a version has a saved_model.pb."""
     found = {}
-    for model in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if model.is_dir() and not model.name.startswith("."):
-            numbers = [int(entry.name) for entry in model.iterdir() if entry.name.isdecimal()]
-            found[model.name] = [n for n in numbers if (model / str(n) / "saved_model.pb").exists()]
+    for name in names_in(folder):
+        if not name.startswith("."):
+            numbers = [int(entry) for entry in names_in(folder / name) if entry.isdecimal()]
+            found[name] = [n for n in numbers if os.path.exists(folder / name / str(n) / "saved_model.pb")]
     return {name: numbers for name, numbers in found.items() if numbers}
+
+
+def names_in(folder: Path) -> list[str]:
+    """What is in a folder, sorted; nothing where it is none, is gone, or may not be read, as lost+found."""
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
 
 
 def looks_of(folder: Path) -> tuple:
     """Names, sizes and times of a version's files: it is tried again when they have changed."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return tuple((str(path), os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in files)
+    found = []
+    for path in sorted(os.path.join(root, name) for root, _, names in os.walk(folder) for name in names):
+        with contextlib.suppress(FileNotFoundError):  # it may be going just now
+            found.append((path, os.stat(path).st_size, os.stat(path).st_mtime_ns))
+    return tuple(found)
 
 
 def signature_of(function, padding: dict) -> Signature:
@@ -216,22 +245,15 @@ def read_lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
 
 
+def signature_defs(folder: Path) -> dict:
+    """The SignatureDef of each signature in JSON, as the file of the graph has them."""
+    content = saved_model_pb2.SavedModel.FromString((folder / "saved_model.pb").read_bytes())
+    [graph] = content.meta_graphs
+    how = {"preserving_proto_field_name": True, "always_print_fields_with_no_presence": True}
+    return {name: json_format.MessageToDict(signature, **how) for name, signature in graph.signature_def.items()}
+
+
 def metadata(version: Version) -> dict:
     """What TensorFlow Serving says of a model: its signatures, as GetModelMetadataResponse has them."""
-    signatures = {
-        name: {
-            "inputs": {key: info(key, tensor) for key, tensor in signature.inputs.items()},
-            "outputs": {key: info(key, tensor) for key, tensor in signature.outputs.items()},
-            "method_name": "tensorflow/serving/predict",
-        }
-        for name, signature in version.signatures.items()
-    }
     spec = {"name": version.name, "signature_name": "", "version": str(version.number)}
-    return {"model_spec": spec, "metadata": {"signature_def": {"signature_def": signatures}}}
-
-
-def info(name: str, tensor: Tensor) -> dict:
-    """A TensorInfo as JSON."""
-    kind = types_pb2.DataType.Name(tf_type(tensor).as_datatype_enum)
-    dims = [{"size": str(-1 if size is None else size), "name": ""} for size in tensor.shape]
-    return {"dtype": kind, "tensor_shape": {"dim": dims, "unknown_rank": False}, "name": name}
+    return {"model_spec": spec, "metadata": {"signature_def": {"signature_def": version.signature_defs}}}

@@ -14,6 +14,7 @@ UNAVAILABLE = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,  # by a server that stops: nobody cancels here
 )
 # The HTTP statuses that TensorFlow Serving has for them: one way to treat a refusal.
 STATUSES = {

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kbert.serving.questions import IDS, TEXT, check, graph, rounded
+from kbert.serving.questions import IDS, TEXT, check, graph, names_of_classes, of_ids, rounded
 from kbert.text.packing import pack, special_ids
 from kbert.text.windows import WindowRule, Windows, answer_places, pack_windows, windows
 from kbert.text.words import pieces_of_words, words_of
@@ -14,10 +14,13 @@ NEVER = -1e30
 TOKENS_AT_ONCE = 8192
 
 
-def in_parts(function, of: Windows, length, specs: list[tf.TensorSpec]) -> list[tf.Tensor]:
-    """A function of window numbers, int64 [n] -> tensors [n, ...] as specified, for all windows, part after part."""
-    count, at_once = tf.size(of.starts, tf.int64), tf.maximum(TOKENS_AT_ONCE // tf.cast(length, tf.int64), 1)
-    parts = tf.cast(tf.maximum((count + at_once - 1) // at_once, 1), tf.int32)  # one for no windows too
+def in_parts(function, count, tokens, specs: list[tf.TensorSpec]) -> list[tf.Tensor]:
+    """A function of numbers, int64 [n] -> tensors [n, ...] as specified, for 0 to count - 1, part after part.
+
+    count: int64 scalar. tokens: int32 scalar, of each.
+    """
+    at_once = tf.maximum(TOKENS_AT_ONCE // tf.cast(tf.maximum(tokens, 1), tf.int64), 1)
+    parts = tf.cast(tf.maximum((count + at_once - 1) // at_once, 1), tf.int32)  # one for none, too
 
     def body(part, *arrays):
         begin = tf.cast(part, tf.int64) * at_once
@@ -64,8 +67,7 @@ class FindAnswer:
         return {"serving_default": self.from_text, "ids": self.from_ids}
 
     def _from_ids(self, input_ids, input_mask, segment_ids):
-        features = {"input_ids": input_ids, "input_mask": input_mask, "segment_ids": segment_ids}
-        outputs = self.model(features, training=False)
+        outputs = self.model(of_ids(input_ids, input_mask, segment_ids), training=False)
         return {name: outputs[name] for name in ("start_logits", "end_logits")}
 
     def _from_text(self, question, passage):
@@ -84,7 +86,7 @@ class FindAnswer:
             return first, last, tf.where(first >= 0, tf.add_n(logits), NEVER), nothing
 
         specs = [tf.TensorSpec([None], kind) for kind in (tf.int32, tf.int32, tf.float32, tf.float32)]
-        first, last, scores, nothing = in_parts(best_spans, of, length, specs)
+        first, last, scores, nothing = in_parts(best_spans, tf.size(of.starts, tf.int64), length, specs)
 
         # The best window of each passage, and the one that is least sure that there is no answer.
         by_passage = tf.RaggedTensor.from_value_rowids(scores, of.passages, tf.size(question, tf.int64))
@@ -132,9 +134,7 @@ class TagWords:
 
     def __init__(self, model: keras.Model, tokenizer, labels: list[str] | None = None):
         check(model, tokenizer, "loss")
-        self.labels = labels or [str(number) for number in range(model.num_labels)]
-        if len(self.labels) != model.num_labels:
-            raise ValueError(f"labels has {len(self.labels)} names, expected the model's {model.num_labels}")
+        self.labels = names_of_classes(model, labels)
         self.model, self.tokenizer = model, tokenizer
         limit = model.config.max_position_embeddings
         self.rule = WindowRule(limit, max((limit - 2) // 2, 1))
@@ -148,8 +148,8 @@ class TagWords:
         return {"serving_default": self.from_text, "ids": self.from_ids}
 
     def _from_ids(self, input_ids, input_mask, segment_ids):
-        features = {"input_ids": input_ids, "input_mask": input_mask, "segment_ids": segment_ids}
-        return {"probabilities": tf.nn.softmax(self.model(features, training=False)["logits"])}
+        outputs = self.model(of_ids(input_ids, input_mask, segment_ids), training=False)
+        return {"probabilities": tf.nn.softmax(outputs["logits"])}
 
     def _from_text(self, text):
         words, *offsets = words_of(text)
@@ -171,8 +171,9 @@ class TagWords:
             features = pack_windows(None, pieces, chosen(of, rows), length, special_ids(self.tokenizer))
             return (tf.argmax(self.from_ids(**features)["probabilities"], axis=-1),)
 
-        [found] = in_parts(likeliest, of, length, [tf.TensorSpec([None, None], tf.int64)])  # [W, S]
-        is_asked, _ = answer_places(of, tf.range(tf.size(of.starts, tf.int64)), length, self.rule)
+        count = tf.size(of.starts, tf.int64)
+        [found] = in_parts(likeliest, count, length, [tf.TensorSpec([None, None], tf.int64)])  # [W, S]
+        is_asked, _ = answer_places(of, tf.range(count), length, self.rule)
         window, position = tf.unstack(tf.where(is_asked), axis=1)
         starts = tf.gather(pieces.row_starts(), of.passages) + of.starts - 1
         piece = tf.gather(starts, window) + position
@@ -198,7 +199,7 @@ class TagWords:
 
         begins_and_ends = zip(offsets, (first, last) * 2, strict=True)
         first_byte, end_byte, start, end = (tf.gather(values.flat_values, place) for values, place in begins_and_ends)
-        names = [""] + sorted({label.partition("-")[2] or label for label in self.labels} - {"O"})
+        names = ["", *entity_types(self.labels)]
         texts = tf.strings.substr(tf.gather(text, of), first_byte, end_byte - first_byte)
         return {
             "entity_types": ragged(tf.gather(tf.constant(names), tf.gather(kind, first))).to_tensor(""),
@@ -208,9 +209,13 @@ class TagWords:
         }
 
 
+def entity_types(labels: list[str]) -> list[str]:
+    return sorted({label.partition("-")[2] or label for label in labels} - {"O"})
+
+
 def tag_parts(labels: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of each tag the number of its type (0: O; by name from 1), whether it begins an entity, whether it ends one."""
-    types = sorted({label.partition("-")[2] or label for label in labels} - {"O"})
+    types = entity_types(labels)
     kinds = [0 if label == "O" else 1 + types.index(label.partition("-")[2] or label) for label in labels]
     begins = [label.startswith(("B-", "S-")) for label in labels]
     return np.array(kinds), np.array(begins), np.array([label.startswith(("E-", "S-")) for label in labels])
@@ -232,8 +237,8 @@ class ChooseEnding:
         return {"serving_default": self.from_text, "ids": self.from_ids}
 
     def _from_ids(self, input_ids, input_mask, segment_ids):
-        features = {"input_ids": input_ids, "input_mask": input_mask, "segment_ids": segment_ids}
-        probabilities = tf.nn.softmax(self.model(features, training=False)["logits"])
+        outputs = self.model(of_ids(input_ids, input_mask, segment_ids), training=False)
+        probabilities = tf.nn.softmax(outputs["logits"])
         return {"probabilities": probabilities, "choice": tf.argmax(probabilities, axis=1)}
 
     def _from_text(self, context, endings):
@@ -242,6 +247,15 @@ class ChooseEnding:
         tokens = self.tokenizer(tf.reshape(endings, [-1]))
         lengths = contexts.row_lengths() + tokens.row_lengths() + 3
         length = rounded(tf.reduce_max(tf.concat([lengths, [4]], 0)), self.model.config.max_position_embeddings)
-        features = pack(contexts, tokens, length, special_ids(self.tokenizer))
-        shape = [-1, count, length]
-        return self.from_ids(**{name: tf.reshape(value, shape) for name, value in features.items()})
+
+        def some(rows):
+            pairs = tf.reshape(rows[:, None] * tf.cast(count, tf.int64) + tf.range(tf.cast(count, tf.int64)), [-1])
+            both = (tf.gather(pieces, pairs) for pieces in (contexts, tokens))
+            features = pack(*both, length, special_ids(self.tokenizer))
+            shape = tf.stack([tf.size(rows), count, length])
+            answer = self.from_ids(**{name: tf.reshape(value, shape) for name, value in features.items()})
+            return answer["probabilities"], answer["choice"]
+
+        specs = [tf.TensorSpec([None, None], tf.float32), tf.TensorSpec([None], tf.int64)]
+        found = in_parts(some, tf.size(context, tf.int64), count * length, specs)
+        return dict(zip(("probabilities", "choice"), found, strict=True))

@@ -66,7 +66,7 @@ class FillBlanks:
         }
 
     def _from_ids(self, input_ids, input_mask, segment_ids, masked_lm_positions):
-        features = {"input_ids": input_ids, "input_mask": input_mask, "segment_ids": segment_ids}
+        features = of_ids(input_ids, input_mask, segment_ids)
         outputs = self.model({**features, "masked_lm_positions": masked_lm_positions}, training=False)
         logits = outputs["masked_lm_logits"]  # [B, P, V]
         best, ids = tf.math.top_k(logits, self.k)
@@ -91,7 +91,7 @@ class NextSentence:
     def _from_pairs(self, text_a, text_b):
         features = packed(self, self.tokenizer(text_a), self.tokenizer(text_b))
         features["masked_lm_positions"] = tf.zeros([tf.size(text_a), 0], tf.int32)
-        outputs = self.model(features, training=False)
+        outputs = self.model(packing.with_token_places(features), training=False)
         return {"probabilities": tf.nn.softmax(outputs["next_sentence_logits"])}
 
 
@@ -119,7 +119,15 @@ class OfText:
         return self.from_ids(**packed(self, self.tokenizer(text_a), self.tokenizer(text_b)))
 
     def _from_ids(self, input_ids, input_mask, segment_ids):
-        return self._answer({"input_ids": input_ids, "input_mask": input_mask, "segment_ids": segment_ids})
+        return self._answer(of_ids(input_ids, input_mask, segment_ids))
+
+
+def names_of_classes(model: keras.Model, labels: list[str] | None) -> list[str]:
+    """The labels, or numbers where there are none; raises ValueError for more or fewer than the model has."""
+    names = labels or [str(number) for number in range(model.num_labels)]
+    if len(names) != model.num_labels:
+        raise ValueError(f"labels has {len(names)} names, expected the model's {model.num_labels}")
+    return names
 
 
 class Classify(OfText):
@@ -131,9 +139,7 @@ class Classify(OfText):
 
     def __init__(self, model: keras.Model, tokenizer, labels: list[str] | None = None):
         super().__init__(model, tokenizer)
-        self.labels = labels or [str(number) for number in range(model.num_labels)]
-        if len(self.labels) != model.num_labels:
-            raise ValueError(f"labels has {len(self.labels)} names, expected the model's {model.num_labels}")
+        self.labels = names_of_classes(model, labels)
 
     def _answer(self, features):
         logits = self.model(features, training=False)["logits"]
@@ -196,7 +202,9 @@ class Attention:
         has_masks = "masked_lm_loss" in self.model.loss_names
         tokens = pieces_and_masks(self.tokenizer, text) if has_masks else self.tokenizer(text)
         features = packed(self, tokens)
-        shares = self.model.bert(features, output_attentions=True)["attention_probabilities"]  # L of [B, A, S, S]
+        shares = self.model.bert(packing.with_token_places(features), output_attentions=True)[
+            "attention_probabilities"
+        ]  # L of [B, A, S, S]
         found = shares[0]
         for number in range(2, count + 1):  # one after the other, as all of them at once are large
             found = tf.where((layer == number)[:, None, None, None], shares[number - 1], found)
@@ -216,6 +224,12 @@ def pieces_of(tokenizer, features):
     """The names of the pieces, "" for padding, string [B, S]."""
     pieces = tf.gather(tf.constant(tokenizer.vocabulary), features["input_ids"])
     return tf.where(features["input_mask"] > 0, pieces, "")
+
+
+def of_ids(input_ids, input_mask, segment_ids) -> dict:
+    """The features of a batch, for whose padding next to nothing is computed."""
+    features = {"input_ids": input_ids, "input_mask": input_mask, "segment_ids": segment_ids}
+    return packing.with_token_places(features)
 
 
 def graph(function, *inputs: tf.TensorSpec):

@@ -55,16 +55,13 @@ def read_request(body: bytes, inputs_of) -> Request:
     expected = inputs_of(name)
     columns = columns_of_rows(content["instances"], expected) if given == ["instances"] else content["inputs"]
     if not isinstance(columns, dict) or is_base64(columns):
-        if len(expected) > 1:
-            raise Refused(400, f"expected named inputs: {', '.join(sorted(expected))}")
+        if len(expected) != 1:
+            raise Refused(400, f"expected named inputs: {', '.join(sorted(expected)) or 'none'}")
         columns = {next(iter(expected)): columns}
     for names, told in ((expected.keys() - columns.keys(), "missing"), (columns.keys() - expected.keys(), "unknown")):
         if names:
             raise Refused(400, f"inputs {told}: {', '.join(sorted(names))}; expected {', '.join(sorted(expected))}")
     arrays = {input: array_of(columns[input], tensor, input) for input, tensor in expected.items()}
-    sizes = {input: len(array) for input, array in arrays.items()}
-    if len(set(sizes.values())) > 1:
-        raise Refused(400, f"inputs of different numbers of rows: {sizes}; expected as many of each")
     return Request(name, arrays, given == ["instances"])
 
 
@@ -184,7 +181,7 @@ def write_answer(outputs: dict[str, np.ndarray], rows: bool) -> bytes:
 def as_json(values: np.ndarray, name: str):
     """An array as what is written of it: strings as text, or in base64 where the name says that they are bytes."""
     if values.dtype.kind != "O":
-        return np.ascontiguousarray(values)
+        return np.ascontiguousarray(values) if values.ndim else values[()]
     if values.ndim:
         return [as_json(np.asarray(one, object), name) for one in values]
     content = values.item()
@@ -213,4 +210,5 @@ def arrays_in(content):
 
 
 def error(message: str) -> bytes:
-    return orjson.dumps({"error": message})
+    # JSON may name half of a pair of surrogates, which no UTF-8 has, and a message repeats what it refuses.
+    return orjson.dumps({"error": message.encode("utf-8", "backslashreplace").decode()})

@@ -16,6 +16,8 @@ import json
 import logging
 import re
 import time
+from concurrent.futures import Future
+from datetime import UTC, datetime
 from pathlib import Path
 
 import orjson
@@ -35,9 +37,11 @@ from kbert.serving.rest import Refused
 
 ACCESS = logging.getLogger("kbert.serving.access")
 LOG = logging.getLogger("kbert.serving")
-PREDICT = re.compile(r"/v1/models/([^/:]+)(?:/versions/(\d+))?:(classify|regress|predict)", re.IGNORECASE)
-STATUS = re.compile(r"/v1/models/([^/:]+)(?:/versions/(\d+))?(/metadata|/about)?", re.IGNORECASE)
-ASSERTED = re.compile(r"assertion failed: .*?(?= \[\[\{\{node )")  # what a graph says, without where it says it
+MODEL = r"/v1/models/(?P<model>[^/:]+)(?:/versions/(?P<number>\d+)|/labels/(?P<label>[^/:]+))?"
+PREDICT = re.compile(MODEL + r":(?P<method>classify|regress|predict)", re.IGNORECASE)
+STATUS = re.compile(MODEL + r"(?:/(?P<method>metadata|about))?", re.IGNORECASE)
+# Where in a graph it failed, before and after what the graph says.
+PLACE = re.compile(r"^Graph execution error:.*?(<stack traces unavailable> |(?=assertion failed: ))| \[\[\{\{node .*$")
 SMALL = 64_000  # bytes of JSON that are read and written beside other requests' waiting
 PAGE_HEADERS = {
     # What is shown comes from users and models: nothing but the page's own files is loaded, run or framed.
@@ -114,16 +118,14 @@ class Server:
         begin, path = time.perf_counter(), request.url.path
         pattern = {"POST": PREDICT, "GET": STATUS}.get(request.method)
         called = pattern.fullmatch(path) if pattern else None
-        model, method = (called[1], called[3] or "status") if called else ("", "unknown")
+        model, method = (called["model"], (called["method"] or "status").lower()) if called else ("", "unknown")
         status, content = 200, b""
         try:
             content = await self.answer(request, called)
         except Refused as refused:
             status, content = refused.status, rest.error(refused.message)
         except tf.errors.InvalidArgumentError as error:
-            message = " ".join(str(error).split())
-            asserted = ASSERTED.search(message)
-            status, content = 400, rest.error((asserted[0] if asserted else message)[:500])
+            status, content = 400, rest.error(PLACE.sub("", " ".join(str(error).split()))[:500])
         except ClientDisconnect:
             status = 499  # nobody is there to read an answer
         except Exception:
@@ -131,9 +133,11 @@ class Server:
             status, content = 500, rest.error("the server failed; its log says why")
         seconds = time.perf_counter() - begin
         known = model if model in self.models.served else ""
-        self.metrics.requests.labels(known, method.strip("/"), status).inc()
+        self.metrics.requests.labels(known, method, status).inc()
         self.metrics.seconds.labels(known).observe(seconds)
-        line = {"client": request.client.host if request.client else "", "method": request.method, "path": path}
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        client = request.client.host if request.client else ""
+        line = {"time": now, "client": client, "method": request.method, "path": path}
         ACCESS.info(json.dumps(line | {"status": status, "seconds": round(seconds, 6), "bytes": len(content)}))
         return Response(content, status, media_type="application/json")
 
@@ -142,14 +146,14 @@ class Server:
             return orjson.dumps({"models": sorted(self.models.served)})
         if called is None:
             raise Refused(404, f"Malformed request: {request.method} {request.url.path}")
-        name, number = called[1], int(called[2]) if called[2] else None
-        if number is not None and number >= 2**63:
-            raise Refused(400, f"Failed to convert version: {number} to numeric.")
+        name, number = called["model"], version_number(called["number"])
+        if called["label"]:
+            raise Refused(404, f"Servable not found for request: Label({name}, {called['label']}); there are no labels")
         if request.method == "POST":
-            return await self.predict(request, name, number, called[3].lower())
-        if called[3]:
+            return await self.predict(request, name, number, called["method"].lower())
+        if called["method"]:
             version = self.models.version(name, number)
-            told = version.about if called[3].lower() == "/about" else metadata(version)
+            told = version.about if called["method"].lower() == "about" else metadata(version)
             return orjson.dumps(told, option=orjson.OPT_INDENT_2)
         return orjson.dumps({"model_version_status": self.models.status(name, number)}, option=orjson.OPT_INDENT_2)
 
@@ -158,15 +162,17 @@ class Server:
         if method != "predict":
             raise Refused(400, f"{name} has no signature on tf.Example for {method}; ask :predict")
         body = await self.body(request)
-        read = rest.read_request
-        arguments = (body, lambda signature: version.signature(signature).inputs)
-        asked = await run_in_threadpool(read, *arguments) if len(body) > SMALL else read(*arguments)
-        signature = version.signature(asked.signature)
-        outputs = await asyncio.wrap_future(self.batcher.submit(signature, asked.inputs))
+
+        def begin():
+            asked = rest.read_request(body, lambda signature: version.signature(signature).inputs)
+            return asked.rows, self.batcher.submit(version.signature(asked.signature), asked.inputs)
+
+        rows, answer = await run_in_threadpool(begin) if len(body) > SMALL else begin()
+        outputs = await answer_or_leave(answer, request)
         large = sum(values.size for values in outputs.values()) * 8 > SMALL
         if large:
-            return await run_in_threadpool(rest.write_answer, outputs, asked.rows)
-        return rest.write_answer(outputs, asked.rows)
+            return await run_in_threadpool(rest.write_answer, outputs, rows)
+        return rest.write_answer(outputs, rows)
 
     async def body(self, request: Request) -> bytes:
         told = request.headers.get("content-length", "0")
@@ -179,3 +185,30 @@ class Server:
                 raise Refused(413, f"the body has more than {self.body_bytes} bytes; send less at a time")
             parts.append(part)
         return b"".join(parts)
+
+
+def version_number(digits: str | None) -> int | None:
+    """The version that a path names; raises Refused for one that no version can have."""
+    if digits is None:
+        return None
+    if len(digits) > 19 or int(digits) >= 2**63:
+        raise Refused(400, f"Failed to convert version: {digits[:40]} to numeric.")
+    return int(digits)
+
+
+async def answer_or_leave(answer: Future, request: Request) -> dict:
+    """The answer when it is there; where the client leaves before, it is not computed, and ClientDisconnect raised."""
+
+    async def leave():
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    answer, leaving = asyncio.wrap_future(answer), asyncio.ensure_future(leave())
+    try:
+        await asyncio.wait({answer, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise ClientDisconnect
+        return answer.result()
+    finally:
+        answer.cancel()
+        leaving.cancel()

@@ -65,3 +65,13 @@ def pack(tokens_a: tf.RaggedTensor, tokens_b: tf.RaggedTensor | None, sequence_l
     tokens = tf.concat([tokens_a.flat_values, tokens_b.flat_values], 0)
     b_starts = tokens_b.row_starts() + tf.size(tokens_a.flat_values, tf.int64)
     return pack_spans(tokens, Spans(a.starts, lengths[0]), Spans(b_starts, lengths[1]), sequence_length, special)
+
+
+def with_token_places(features: dict) -> dict:
+    """Features and where their tokens are, `token_places` int32 [T]: a Bert then computes next to nothing for padding.
+
+    Each row's first place counts as a token: no row is left without, and none has to do with another's tokens.
+    """
+    is_token = features["input_mask"] != 0
+    is_token = tf.concat([tf.ones_like(is_token[:, :1]), is_token[:, 1:]], axis=1)
+    return features | {"token_places": tf.cast(tf.where(tf.reshape(is_token, [-1]))[:, 0], tf.int32)}

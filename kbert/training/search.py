@@ -102,7 +102,7 @@ class Search:
         schedule = WarmupLinearDecay(trial.learning_rate, steps, int(self.warmup * steps))
         with self.strategy.scope():
             model = self.new_model()
-            how = {"jit_compile": self.xla, "accumulation": self.accumulation}
+            how = {"jit_compile": "auto" if self.xla else False, "accumulation": self.accumulation}
             model.compile(BertAdam(schedule, **self.optimizer), **how)
         settings = {**self.settings, **trial._asdict()}
         folder = self.file(trial).parent

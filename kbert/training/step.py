@@ -12,6 +12,7 @@ import time
 import keras
 import tensorflow as tf
 
+from kbert.training import pieces
 from kbert.training.distribution import SUM, loss_is_told, shared_out
 from kbert.training.metrics import Mean, Sum
 from kbert.training.optimization import global_norm
@@ -46,16 +47,22 @@ class TrainingStep:
     def compile(self, optimizer="rmsprop", jit_compile="auto", accumulation=1, **options):
         """Prepares `fit` and `evaluate` and builds the optimizer, so that a checkpoint can be restored.
 
-        jit_compile True or "auto" has XLA compile forward and backward: on a CPU that takes 5% (Base) to 28% (Tiny) off
-        a step and costs seconds once, so that False is for short runs. With `accumulation` a replica takes its batch in
-        so many parts, one after the other. Raises ValueError for a loss or metrics: the model brings its own.
+        jit_compile True has XLA compile forward and backward as a whole, "pieces" what is between the products
+        (pieces.py), and "auto" what is faster on this device: on a CPU that takes 28% (Tiny) to 8% (Base) off a step.
+        It costs seconds once, so that False is for short runs. With `accumulation` a replica takes its batch in so many
+        parts, one after the other. Raises ValueError for a loss or metrics: the model brings its own.
         """
+        if jit_compile not in ("auto", "pieces", True, False):
+            raise ValueError(f"compile: jit_compile is {jit_compile!r}, expected 'auto', 'pieces', True or False")
         for name in ("loss", "metrics", "weighted_metrics"):
             if options.get(name) is not None:
                 raise ValueError(f"compile: {name} is {options[name]!r}, expected none, as the model brings its own")
         super().compile(optimizer=optimizer, jit_compile=False, auto_scale_loss=False, **options)
         self._loss_tracker = None
-        self.compiled_by_xla, self.accumulation = bool(jit_compile), accumulation
+        in_pieces = jit_compile == "pieces" or (jit_compile == "auto" and pieces.are_faster(self.bert))
+        self.bert.piece = pieces.CompiledPieces() if in_pieces else self.bert.directly
+        self.compiled_by_xla, self.accumulation = jit_compile is not False and not in_pieces, accumulation
+        self.jit_compiled = jit_compile
         with self.distribute_strategy.scope():
             self.data_position = tf.Variable([0, 0, 0], dtype=tf.int64, trainable=False, name="data_position")
             if self.scales_loss:
@@ -71,7 +78,7 @@ class TrainingStep:
             return None
         return {
             "optimizer": keras.saving.serialize_keras_object(self.optimizer),
-            "jit_compile": self.compiled_by_xla,
+            "jit_compile": self.jit_compiled,
             "accumulation": self.accumulation,
             "steps_per_execution": self.steps_per_execution,
             "run_eagerly": self.run_eagerly,
@@ -254,14 +261,14 @@ class TrainingStep:
             raise ValueError(
                 f"a replica's batch has {rows} rows, expected a multiple of accumulation {self.accumulation}"
             )
-        parts = {}
+        parted = {}
         for name, value in features.items():  # of which a later dimension may be of any length
             shape = [self.accumulation, rows // self.accumulation]
-            parts[name] = tf.reshape(value, tf.concat([shape, tf.shape(value)[1:]], 0))
-            parts[name].set_shape([*shape, *value.shape[1:]])
+            parted[name] = tf.reshape(value, tf.concat([shape, tf.shape(value)[1:]], 0))
+            parted[name].set_shape([*shape, *value.shape[1:]])
 
         def body(part, total, seeds):
-            gradients, sums, seeds = gradients_of({name: value[part] for name, value in parts.items()}, weights, seeds)
+            gradients, sums, seeds = gradients_of({name: value[part] for name, value in parted.items()}, weights, seeds)
             return part + 1, tf.nest.map_structure(tf.add, total, (gradients, sums)), seeds
 
         nothing = [tf.zeros(v.shape, v.dtype) for v in self.learned_variables], {name: (0.0, 0.0) for name in weights}

@@ -71,8 +71,9 @@ def test_every_token_and_segment_that_is_seen_matters(bert, features):
         assert np.abs(arrays(bert(changed))["pooled_output"][0] - reference[0]).max() > 1e-4
 
 
-def test_packed_sequences_answer_as_they_do_alone(bert, features):
-    # Rows 2 and 3, of 7 and 5 tokens, in one row of 12 and two of padding.
+def in_one_row(features):
+    """Rows 2 and 3, of 7 and 5 tokens, in one row of 12 and two of padding."""
+
     def packed(name, fill=0):
         return np.concatenate([features[name][2, :7], features[name][3, :5], [fill] * 2])[None].astype("int32")
 
@@ -80,11 +81,40 @@ def test_packed_sequences_answer_as_they_do_alone(bert, features):
     row["position_ids"] = np.array([[*range(7), *range(5), 0, 0]], "int32")
     row["sequence_ids"] = np.array([[1] * 7 + [2] * 5 + [0] * 2], "int32")
     row["cls_positions"] = np.array([[0, 7]], "int32")
+    return row
+
+
+def test_packed_sequences_answer_as_they_do_alone(bert, features):
+    row = in_one_row(features)
     together, alone = arrays(bert(row)), arrays(bert(features))
     assert together["pooled_output"].shape == (1, 2, 32)
     np.testing.assert_allclose(together["pooled_output"][0], alone["pooled_output"][2:], atol=2e-6)
     np.testing.assert_allclose(together["sequence_output"][0, :7], alone["sequence_output"][2, :7], atol=2e-6)
     np.testing.assert_allclose(together["sequence_output"][0, 7:12], alone["sequence_output"][3, :5], atol=2e-6)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_without_its_padding_a_batch_has_the_same_vectors(bert, features, causal, packed):
+    bert = twin(bert, causal=causal)
+    if packed:
+        features = in_one_row(features)
+    mask = np.asarray(features["input_mask"]) > 0
+    assert not mask.all()
+    less = {**features, "token_places": np.flatnonzero(mask).astype(np.int32)}
+    asked = {"output_all_layers": True, "output_attentions": True}
+    one, other = bert(features, **asked), bert(less, **asked)
+    for name in ("all_layer_outputs", "attention_probabilities"):
+        assert len(one[name]) == len(other[name])
+        for whole, shorter in zip(one[name], other[name], strict=True):
+            whole, shorter = (ops.convert_to_numpy(x) for x in (whole, shorter))
+            if name == "attention_probabilities":  # [B, A, S, S], of which the last but one asks
+                whole, shorter = (np.swapaxes(x, 1, 2) for x in (whole, shorter))
+            assert whole.shape == shorter.shape
+            np.testing.assert_allclose(shorter[mask], whole[mask], atol=2e-6)
+    for options in (asked, {"pooled_only": True}):
+        outputs = (arrays({"pooled": bert(f, **options)["pooled_output"]})["pooled"] for f in (features, less))
+        np.testing.assert_allclose(*outputs, atol=2e-6)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -140,8 +170,9 @@ def test_without_a_pooler_there_is_no_pooled_output(bert, features):
 
 def test_a_sequence_longer_than_the_positions_is_refused(bert):
     features = {name: np.ones((1, 25), "int32") for name in ("input_ids", "input_mask", "segment_ids")}
-    with pytest.raises(ValueError, match="sequences of 25 tokens, expected at most max_position_embeddings 24"):
-        bert(features)
+    for more in ({}, {"token_places": np.arange(25, dtype="int32")}):
+        with pytest.raises(ValueError, match="sequences of 25 tokens, expected at most max_position_embeddings 24"):
+            bert(features | more)
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])

@@ -108,3 +108,18 @@ def test_compiled_by_xla_the_masks_are_the_same():
         state.assign(saved)
         masks.append(zeros_of(tf.function(lambda: layer(x, training=True), jit_compile=compiled)()))
     np.testing.assert_array_equal(*masks)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the graph is TensorFlow's")
+def test_nothing_as_large_as_a_mask_is_a_constant_of_the_graph():
+    import tensorflow as tf
+
+    graph = (
+        tf.function(lambda seed: random_bits((64, 32), seed)).get_concrete_function(tf.TensorSpec([2], "int32")).graph
+    )
+    drawn = set()  # what depends on the seed
+    for node in graph.get_operations():
+        if node.type == "Placeholder" or any(value.op in drawn for value in node.inputs):
+            drawn.add(node)
+    constant = [node for node in graph.get_operations() if node not in drawn]
+    assert constant and max(value.shape.num_elements() for node in constant for value in node.outputs) == 64

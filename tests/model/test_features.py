@@ -103,7 +103,7 @@ def test_padding_changes_nothing(config, examples):
     np.testing.assert_allclose(long[:, :12][mask], short[mask], atol=2e-6)
 
 
-@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("frozen", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_frozen_bert_stays_as_it_is_and_the_rest_learns(config, examples, frozen):
     model = tagger(config, frozen=frozen, mix="weighted_sum")
     before = [ops.convert_to_numpy(weight) for weight in model.weights]

@@ -104,6 +104,36 @@ def test_a_request_of_many_rows_lets_others_in_between_its_parts():
     assert batcher.rows == 0 and words.batches[-1] == ["fail"] * 4
 
 
+def test_columns_that_are_not_as_long_as_each_other_are_asked_alone():
+    batches, begun = [], threading.Event()
+
+    def add(inputs):
+        batches.append([len(values) for values in inputs.values()])
+        begun.set()
+        time.sleep(0.1)
+        return {"sum": inputs["a"] + inputs["b"]}
+
+    number = Tensor(np.dtype("float32"), (None,))
+    signature, batcher = Signature({"a": number, "b": number}, {"sum": number}, {}, add), Batcher(Limits(rows=4))
+    asked = [([1], [1]), ([1], [1]), ([1], [1, 2, 3]), ([1], [2]), ([5], 10 * [1])]
+    futures = []
+    for a, b in asked:
+        futures.append(batcher.submit(signature, {"a": np.float32(a), "b": np.float32(b)}))
+        assert begun.wait(5)
+    found = [future.result(10)["sum"].tolist() for future in futures]
+    assert found == [[2], [2], [2, 3, 4], [3], [6] * 10] and batcher.rows == 0
+    assert batches == [[1, 1], [2, 2], [1, 3], [1, 10]]
+    # In the queue they are as many as the longest has.
+    begun.clear()
+    batcher.limits = Limits(queue=4)
+    batcher.submit(signature, {"a": np.float32([1]), "b": np.float32([1])})
+    assert begun.wait(5)
+    batcher.submit(signature, {"a": np.float32([1]), "b": np.float32(4 * [1])})
+    with pytest.raises(Refused, match="4 rows wait already"):
+        batcher.submit(signature, {"a": np.float32([1]), "b": np.float32([1])})
+    batcher.stop()
+
+
 class Matrices:
     """Answers a text of n characters with n letters and an n x n matrix of ones, both filled up."""
 
@@ -150,6 +180,11 @@ def test_an_answer_that_is_too_large_to_be_written_is_refused_before_all_of_it_i
             batcher.submit(matrices.signature, request).result(10)
         assert refused.value.status == 413 and matrices.calls == calls and batcher.rows == 0
     batcher.stop()
+    # Rows of a later part are filled up to those of an earlier one, too.
+    size = batching.Size()
+    size.add({"ones": np.zeros((1, 40, 20))})
+    with pytest.raises(Refused, match="more than 2000 values"):
+        size.add({"ones": np.zeros((2, 1, 1))})
 
 
 def test_a_full_queue_and_a_stopped_server_say_so_and_what_waits_is_answered():

@@ -18,7 +18,7 @@ from kbert.model.fine_tuning import BertClassifier, BertRegressor
 from kbert.model.pretraining import BertPretrainer
 from kbert.model_directory import save
 from kbert.serving import warm_up
-from kbert.serving.export import export, models_config, next_version
+from kbert.serving.export import as_next_version, export, models_config, next_version
 from kbert.serving.questions import Attention, Classify, Embed, FillBlanks, NextSentence, Regress
 from kbert.text.packing import pack, special_ids
 from kbert.text.wordpiece import WordPiece
@@ -162,8 +162,46 @@ def test_a_new_process_answers_as_python_does(served, model, fill, next_sentence
 
 def test_an_export_holds_the_weights_and_no_optimizer(exported, model):
     saved = dict(tf.train.list_variables(f"{exported['pretrainer']}/variables/variables"))
-    sizes = sorted(int(np.prod(shape)) for name, shape in saved.items() if "/.ATTRIBUTES/VARIABLE_VALUE" in name)
-    assert sizes == sorted(int(np.prod(weight.shape)) for weight in model.trainable_variables)
+    sizes = [int(np.prod(shape)) for name, shape in saved.items() if "/.ATTRIBUTES/VARIABLE_VALUE" in name]
+    # Those of queries, keys and values are side by side, kernels and biases in one each.
+    layers = model.config.num_hidden_layers
+    assert len(sizes) == len(model.trainable_variables) - 4 * layers
+    assert sum(sizes) == sum(int(np.prod(weight.shape)) for weight in model.trainable_variables)
+
+
+def test_a_model_that_is_trained_on_leaves_its_exports_alone_and_is_not_changed_by_them(tmp_path, tokenizer):
+    model = BertClassifier(Bert(make_config()), 2)
+    paths = [weight.path for weight in model.variables]
+    first = export(model, tokenizer, tmp_path)
+    before = answer_of(first)
+    for weight in model.trainable_variables:
+        weight.assign(1.5 * weight)
+    assert [weight.path for weight in model.variables] == paths
+    assert not any(layer.self_attention.kernels.kept for layer in model.bert.encoder_layers)
+    second = export(model, tokenizer, tmp_path)
+    np.testing.assert_array_equal(answer_of(first), before)
+    expected = Classify(model, tokenizer)(["ab cd"])["probabilities"]
+    np.testing.assert_allclose(answer_of(second), expected, atol=1e-6)
+    assert np.abs(answer_of(second) - before).max() > 1e-3
+
+
+def test_a_row_of_padding_is_answered_and_has_to_do_with_no_other_row(tmp_path, tokenizer):
+    answer = tf.saved_model.load(export(BertClassifier(Bert(make_config()), 2), tokenizer, tmp_path)).signatures["ids"]
+
+    def probabilities(ids, mask):
+        given = {"input_ids": tf.constant(ids), "input_mask": tf.constant(mask)}
+        return answer(**given, segment_ids=tf.zeros_like(given["input_ids"]))["probabilities"].numpy()
+
+    one = probabilities([[2, 9, 3], [2, 7, 3]], [[1, 1, 1], [0, 0, 0]])
+    other = probabilities([[2, 30, 3], [2, 7, 3]], [[1, 1, 1], [0, 0, 0]])
+    assert np.abs(one[0] - other[0]).max() > 1e-4
+    np.testing.assert_array_equal(one[1], other[1])
+    np.testing.assert_allclose(probabilities([[2, 7, 3]], [[0, 0, 0]])[0], one[1], atol=1e-6)
+    np.testing.assert_allclose(probabilities([[2, 7, 0]], [[2, 2, 0]]), probabilities([[2, 7, 0]], [[1, 1, 0]]))
+
+
+def answer_of(path):
+    return tf.saved_model.load(path).signatures["serving_default"](text=tf.constant(["ab cd"]))["probabilities"].numpy()
 
 
 def test_signatures_have_the_names_a_client_writes(exported):
@@ -349,6 +387,16 @@ def test_versions_count_up_and_other_names_do_not_matter(tmp_path):
     for name in ("2", "10", "old", ".unfinished-3"):
         (tmp_path / name).mkdir()
     assert next_version(tmp_path) == 11
+
+
+def test_of_two_exports_at_once_each_gets_a_number(tmp_path, monkeypatch):
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "saved_model.pb").write_text("the other's")
+    (tmp_path / "mine").mkdir()
+    numbers = iter([7, 8])  # as if the other's had not been there yet
+    monkeypatch.setattr("kbert.serving.export.next_version", lambda folder: next(numbers))
+    assert as_next_version(tmp_path / "mine", tmp_path) == tmp_path / "8"
+    assert (tmp_path / "8").is_dir() and not (tmp_path / "mine").exists()
 
 
 def test_an_export_that_fails_leaves_nothing(classifier, tokenizer, tmp_path, monkeypatch):

@@ -43,7 +43,7 @@ class Size:
     words: int
 
 
-SMALL = Size(layers=1, hidden=32, clients=16, requests=400, fuzzed=400, words=200)
+SMALL = Size(layers=1, hidden=32, clients=16, requests=400, fuzzed=2000, words=200)
 FULL = Size(layers=6, hidden=384, clients=64, requests=20_000, fuzzed=10_000, words=2000)
 
 
@@ -167,11 +167,13 @@ def served(asked, tmp_path_factory):
 
 def test_under_load_every_request_gets_its_own_answer_while_versions_change(asked, served, size):
     _, texts, expected = asked
-    mood, draw, numbers, memory = served.folder / "mood", random.Random(2), [], []
+    mood, draw, numbers, memory, changed = served.folder / "mood", random.Random(2), [], [], []
 
     def requests():
-        while len(numbers) < size.requests or not memory:  # until the versions have changed
+        while len(numbers) < size.requests or not changed:
             numbers.append(draw.randrange(len(texts)))
+            if len(numbers) % (size.requests // 4) == 0:
+                memory.append(served.megabytes())
             yield request_of(texts[numbers[-1]])
 
     async def status():
@@ -190,21 +192,21 @@ def test_under_load_every_request_gets_its_own_answer_while_versions_change(aske
         await until("2", "AVAILABLE")
         shutil.rmtree(mood / "1")
         await until("1", None)
-        memory.append(served.megabytes())
+        changed.append("1 to 2")
 
     begin = time.perf_counter()
     answers = asyncio.run(ask(served.port, requests(), size.clients, change))
     seconds = time.perf_counter() - begin
     check(answers, numbers, expected)
-    memory.append(served.megabytes())
     assert asyncio.run(status()) == {"2": "AVAILABLE", "3": "END"}
     half, nearly_all = np.percentile([taken for _, _, taken in answers], [50, 99])
     print(
         f"\n{len(numbers)} requests, {size.clients} clients: {len(numbers) / seconds:.1f} a second, p50 {half:.3f} s, "
-        f"p99 {nearly_all:.3f} s; {memory[0]:.0f} MB when the version had changed, {memory[1]:.0f} at the end; first "
+        f"p99 {nearly_all:.3f} s; MB after each quarter of them {', '.join(f'{one:.0f}' for one in memory)}; first "
         f"answer after {served.seconds:.1f} s"
     )
-    assert memory[1] < 1.1 * memory[0] + 50
+    # In the first half it becomes as much as the most that batches of any lengths need at once.
+    assert memory[-1] < 1.1 * memory[1] + 20
 
 
 def fuzzed(draw: random.Random) -> bytes:
@@ -279,7 +281,8 @@ def test_batches_make_short_requests_faster_and_long_ones_no_slower(asked, size)
     seconds = {}
     with Served(folder) as together, Served(folder, "--batch.rows", "1") as alone:
         for served in (together, alone):
-            assert served.seconds < 15  # two start one after the other
+            print(f"\nfirst answer after {served.seconds:.1f} s, in {1000 * served.first:.0f} ms")
+            assert served.seconds < 10
             few = asyncio.run(ask(served.port, [request_of("a")] * 50, clients=1))
             assert served.first < 3 * np.median([taken for _, _, taken in few])
         for _ in range(5):

@@ -88,7 +88,7 @@ def functions_of_others() -> dict:
 
 @pytest.fixture(scope="module")
 def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install '.[test]'")
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install -e '.[test]'")
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:
         pytest.skip(f"needs a browser, one of {', '.join(BROWSERS)} (Debian: apt install chromium)")

@@ -136,7 +136,16 @@ def test_the_choice_is_the_models(tokenizer):
     assert answer["choice"].numpy().tolist() == logits.argmax(axis=1).tolist()
 
 
-@pytest.mark.parametrize("head", [BertSpanPredictor, BertTagger, BertMultipleChoice, BertClassifier, BertRegressor])
+@pytest.mark.parametrize(
+    "head",
+    [
+        BertSpanPredictor,
+        pytest.param(BertTagger, marks=pytest.mark.long),
+        BertMultipleChoice,
+        BertClassifier,
+        BertRegressor,
+    ],
+)
 def test_the_recipe_shows_what_each_answers(tokenizer, tmp_path, capsys, head):
     recipe = module_of("export")
     model = new(head, **({"num_labels": 5} if head in (BertTagger, BertClassifier) else {}))
@@ -175,13 +184,16 @@ def test_each_is_exported_and_answers_alike(tokenizer, tmp_path, head):
             np.testing.assert_allclose(served[name], value, atol=1e-5)
 
 
-def test_a_passage_of_many_windows_is_computed_in_parts_with_the_same_answer(tokenizer, monkeypatch):
-    spans, tagger = new(BertSpanPredictor), new(BertTagger, num_labels=5)
+def test_what_is_much_is_computed_in_parts_with_the_same_answer(tokenizer, monkeypatch):
+    spans, tagger, choosing = new(BertSpanPredictor), new(BertTagger, num_labels=5), new(BertMultipleChoice)
+    endings = [[f"{one} {two}" for two in "abc"] for one in texts(5, 9, 7)]
     passages = [" ".join(texts(1, 400, 5)), "", *texts(3, 60, 6)]
 
     def answers():
         found = FindAnswer(spans, tokenizer, stride=8)(["ab"] * len(passages), passages)
-        return found | TagWords(tagger, tokenizer, LABELS)(passages)
+        return (
+            found | TagWords(tagger, tokenizer, LABELS)(passages) | ChooseEnding(choosing, tokenizer)(passages, endings)
+        )
 
     at_once = answers()
     monkeypatch.setattr("kbert.serving.passages.TOKENS_AT_ONCE", 3 * POSITIONS)

@@ -12,6 +12,8 @@ SIGNATURES = {
     "serving_default": {"text": Tensor(STRING, (None,))},
     "pairs": {"text_a": Tensor(STRING, (None,)), "text_b": Tensor(STRING, (None,))},
     "ids": {"input_ids": Tensor(INT, (None, None))},
+    "scaled": {"x": Tensor(FLOAT, (None,)), "by": Tensor(FLOAT, ())},
+    "nothing": {},
     "numbers": {"x": Tensor(FLOAT, (None, 2)), "is_good": Tensor(BOOL, (None,))},
 }
 
@@ -48,6 +50,9 @@ def read(content) -> tuple:
             {"signature_name": "numbers", "inputs": {"x": [[1, 2.5]], "is_good": [True]}},
             {"x": [[1.0, 2.5]], "is_good": [True]},
         ),
+        ({"signature_name": "pairs", "inputs": {"text_a": ["a"], "text_b": []}}, {"text_a": [b"a"], "text_b": []}),
+        ({"signature_name": "scaled", "inputs": {"x": [1, 2], "by": 3}}, {"x": [1.0, 2.0], "by": 3.0}),
+        ({"signature_name": "nothing", "inputs": {}}, {}),
         (b'{"signature_name": "numbers", "inputs": {"x": [[-Infinity, 0]], "is_good": [false]}}', None),
     ],
 )
@@ -87,7 +92,7 @@ def test_rows_and_columns_are_read(content, expected):
         ({"signature_name": "pairs", "instances": ["a"]}, "expected named inputs: text_a, text_b"),
         ({"signature_name": "pairs", "inputs": {"text_a": ["a"]}}, "inputs missing: text_b; expected text_a, text_b"),
         ({"inputs": {"text": ["a"], "more": 1}}, "inputs unknown: more; expected text"),
-        ({"signature_name": "pairs", "inputs": {"text_a": ["a"], "text_b": []}}, "inputs of different numbers of rows"),
+        ({"signature_name": "nothing", "inputs": 1}, "expected named inputs: none"),
         ({"signature_name": "ids", "instances": [[1], [2, 3]]}, "expected int32 [?, ?], lists of equal lengths"),
         ({"signature_name": "ids", "instances": [[1.5]]}, "input_ids: 1.5 is no int32 (expected int)"),
         ({"signature_name": "ids", "instances": [[True]]}, "input_ids: true is no int32"),
@@ -117,6 +122,7 @@ def test_answers_are_written_as_they_were_asked():
     assert json.loads(bytes_) == {"predictions": [[{"b64": "/w=="}]]}
     assert write_answer({"p": np.float32([[np.nan, -np.inf]])}, True) == b'{"predictions": [[NaN, -Infinity]]}'
     assert json.loads(write_answer({"n": np.int64([2**60])}, True)) == {"predictions": [2**60]}
+    assert write_answer({"mean": np.float32(3)}, False) == b'{"outputs":3.0}'
     with pytest.raises(Refused, match="outputs of different numbers of rows"):
         write_answer({"label": label, "p": number[:1]}, True)
     assert json.loads(error('no "such" thing')) == {"error": 'no "such" thing'}

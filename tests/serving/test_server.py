@@ -3,16 +3,21 @@
 import json
 import logging
 import shutil
+import socket
 import threading
 import time
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
-from served import wait_for
+from google.protobuf import json_format
+from served import free_port, running, wait_for
 from starlette.testclient import TestClient
+from tensorflow.core.protobuf import saved_model_pb2
+from tensorflow_serving.apis import get_model_metadata_pb2
 
 from kbert.serving.batching import Batcher, Limits
-from kbert.serving.models import Models
+from kbert.serving.models import Models, Signature, looks_of, names_in, versions_in
 from kbert.serving.server import Metrics, new_application
 
 
@@ -25,7 +30,7 @@ def served(versions, tmp_path):
     batcher = Batcher(Limits(rows=8), metrics.batch)
     application = new_application(models, batcher, metrics, body_bytes=100_000)
     with TestClient(application, raise_server_exceptions=False) as client:
-        client.models, client.folder = models, tmp_path
+        client.models, client.folder, client.batcher = models, tmp_path, batcher
         yield client
 
 
@@ -44,12 +49,15 @@ def test_rows_and_columns_are_answered_as_they_are_asked(served):
     assert predict(served, {"signature_name": "sums", "inputs": [[1, 2]]}).json() == {"outputs": [3.0]}
     assert predict(served, {"instances": []}).json() == {"predictions": []}
     assert predict(served, {"instances": ["ab"]}, "capitals/versions/1").json()["predictions"][0]["upper"] == "AB"
-    texts = ["a" * (n % 50) for n in range(1000)]
+    texts = ["a" * (n % 4) for n in range(10_000)]
     found = predict(served, {"instances": texts}).json()["predictions"]
-    assert [row["length"] for row in found] == [n % 50 for n in range(1000)]
+    assert [row["length"] for row in found] == [n % 4 for n in range(10_000)]
+    # Columns need not be as long as each other; what the graph makes of them is the answer.
+    columns = {"text_a": ["a"], "text_b": ["b", "c"]}
+    assert predict(served, {"signature_name": "pairs", "inputs": columns}).json() == {"outputs": ["a+b", "a+c"]}
 
 
-def test_status_metadata_and_names_are_told(served):
+def test_status_metadata_and_names_are_told(served, versions):
     status = {"version": "1", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}
     for path in ("capitals", "capitals/versions/1"):
         assert served.get(f"/v1/models/{path}").json() == {"model_version_status": [status]}
@@ -59,13 +67,21 @@ def test_status_metadata_and_names_are_told(served):
     assert signatures["sums"]["inputs"]["x"] == {
         "dtype": "DT_FLOAT",
         "tensor_shape": {"dim": [{"size": "-1", "name": ""}, {"size": "2", "name": ""}], "unknown_rank": False},
-        "name": "x",
+        "name": "sums_x:0",
     }
+    assert signatures["sums"]["method_name"] == "tensorflow/serving/predict"
+    assert signatures["sums"]["outputs"].keys() == {"sum"}
+    assert signatures["sums"]["outputs"]["sum"]["tensor_shape"]["dim"] == [{"size": "-1", "name": ""}]
     assert {name: one["dtype"] for name, one in signatures["serving_default"]["outputs"].items()} == {
         "upper": "DT_STRING",
         "length": "DT_INT32",
         "version": "DT_STRING",
     }
+    # As the file has it, which is what TensorFlow Serving tells.
+    [graph] = saved_model_pb2.SavedModel.FromString((versions / "1" / "saved_model.pb").read_bytes()).meta_graphs
+    told = get_model_metadata_pb2.SignatureDefMap()
+    json_format.ParseDict({"signature_def": signatures}, told)
+    assert told.signature_def == graph.signature_def
     assert served.get("/v1/models").json() == {"models": ["capitals"]}
 
 
@@ -120,6 +136,9 @@ def test_there_is_no_other_page(served, path):
         ),
         ("POST", "/v1/models/capitals/versions/2:predict", b"{}", 404, "Specific(capitals, 2); capitals has version 1"),
         ("POST", f"/v1/models/capitals/versions/{2**63}:predict", b"{}", 400, "Failed to convert version"),
+        ("POST", f"/v1/models/capitals/versions/{'9' * 5000}:predict", b"{}", 400, "Failed to convert version: 999"),
+        ("POST", "/v1/models/capitals/labels/new:predict", b"{}", 404, "Label(capitals, new); there are no labels"),
+        ("GET", "/v1/models/capitals/labels/new/metadata", b"", 404, "Label(capitals, new); there are no labels"),
         ("GET", "/v1/models/none", b"", 404, "Could not find any versions of model name: none"),
         ("GET", "/v1/models/capitals/versions/7", b"", 404, "Could not find any versions of model name: capitals, ver"),
         ("GET", "/v1/models/none/metadata", b"", 404, "Servable not found for request: Latest(none)"),
@@ -132,12 +151,20 @@ def test_there_is_no_other_page(served, path):
         ("POST", "/v1/models/capitals:predict", b"{", 400, "JSON Parse error"),
         ("POST", "/v1/models/capitals:predict", b'{"instances": [1]}', 400, "text: 1 is no string"),
         ("POST", "/v1/models/capitals:predict", b'{"signature_name": "no", "instances": []}', 400, "capitals has endi"),
+        ("POST", "/v1/models/capitals:predict", b'{"signature_name": "\\ud800", "instances": []}', 400, "\\ud800"),
         (
             "POST",
             "/v1/models/capitals:predict",
-            b"x" * 100_001,
+            b"x" * 10_000_000,
             413,
-            "the body has 100001 bytes, expected at most 100000",
+            "the body has 10000000 bytes, expected at most 100000",
+        ),
+        (
+            "POST",
+            "/v1/models/capitals:predict",
+            b'{"signature_name": "pairs", "inputs": {"text_a": ["a", "b"], "text_b": ["a", "b", "c"]}}',
+            400,
+            "Incompatible shapes: [2] vs. [3]",
         ),
         (
             "POST",
@@ -151,7 +178,9 @@ def test_there_is_no_other_page(served, path):
 def test_what_cannot_be_answered_is_said(served, method, path, content, status, message):
     answer = served.request(method, path, content=content)
     assert answer.status_code == status and answer.json().keys() == {"error"} and message in answer.json()["error"]
-    assert "{{node" not in answer.text, "where in the graph it failed is nothing to a client"
+    assert "{{node" not in answer.text and "Graph execution" not in answer.text, (
+        "where in the graph it failed is nothing to a client"
+    )
     assert predict(served, {"instances": ["a"]}).status_code == 200
 
 
@@ -164,11 +193,12 @@ def test_a_body_without_a_length_is_not_read_for_ever(served):
 def test_requests_are_counted_and_logged(served, caplog):
     with caplog.at_level(logging.INFO, "kbert.serving.access"):
         predict(served, {"instances": ["a"]})
-        predict(served, {}, "none")
+        served.post("/v1/models/none:PREDICT")
     lines = [json.loads(record.message) for record in caplog.records]
+    assert all(abs(datetime.now(UTC) - datetime.fromisoformat(line["time"])).seconds < 60 for line in lines)
     assert [(line["path"], line["status"]) for line in lines] == [
         ("/v1/models/capitals:predict", 200),
-        ("/v1/models/none:predict", 404),
+        ("/v1/models/none:PREDICT", 404),
     ]
     told = served.get("/metrics").text
     assert 'kbert_requests_total{method="predict",model="capitals",status="200"} 1.0' in told
@@ -202,7 +232,7 @@ def test_versions_come_and_go_without_a_request_that_fails(served, versions, cap
     # Half copied: the graph is there, its variables are not yet.
     (folder / "2").mkdir()
     shutil.copy(versions / "2" / "saved_model.pb", folder / "2")
-    time.sleep(0.3)
+    wait_for(lambda: "version 2 cannot be loaded" in caplog.text)
     shutil.copytree(versions / "2", folder / "2", dirs_exist_ok=True)
     wait_for(lambda: answers("2"))
     shutil.rmtree(folder / "1")
@@ -216,6 +246,48 @@ def test_versions_come_and_go_without_a_request_that_fails(served, versions, cap
     assert states["3"]["status"]["error_code"] == "UNKNOWN" and states["3"]["status"]["error_message"]
     shutil.rmtree(folder)
     wait_for(lambda: predict(served, {"instances": ["a"]}).status_code == 404)
+
+
+def test_a_look_that_fails_is_not_the_last_and_what_goes_meanwhile_is_not_there(served, versions, caplog, monkeypatch):
+    look, failures = served.models.look, [OSError("stale file handle")]
+    monkeypatch.setattr(served.models, "look", lambda: look() if not failures else fail(failures.pop()))
+    served.models.watch()
+    shutil.copytree(versions / "2", served.folder / "capitals" / "2")
+    wait_for(lambda: served.models.version("capitals").number == 2)
+    assert "cannot be looked through, tried again" in caplog.text and "stale file handle" in caplog.text
+    assert looks_of(served.folder / "gone") == () and names_in(served.folder / "gone") == []
+    (served.folder / "a file").write_text("")
+    assert names_in(served.folder / "a file") == [] and list(versions_in(served.folder)) == ["capitals"]
+    # A file that is listed and is gone when it is looked at.
+    (served.folder / "goes").symlink_to(served.folder / "gone")
+    monkeypatch.setattr("os.walk", lambda folder: [(folder, [], ["goes"])])
+    assert looks_of(served.folder) == ()
+
+
+def fail(error):
+    raise error
+
+
+def test_what_a_client_asked_that_left_is_not_computed(served):
+    port, begun, goes_on = free_port(), threading.Event(), threading.Event()
+
+    def wait(inputs):
+        begun.set()
+        return {"x": np.zeros(int(goes_on.wait(20)))}
+
+    with running(served.app, port):
+        first = served.batcher.submit(Signature({}, {}, {}, wait), {})
+        assert begun.wait(20)
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            body = b'{"instances": ["a"]}'
+            client.sendall(b"POST /v1/models/capitals:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 20\r\n\r\n" + body)
+            wait_for(lambda: served.batcher.waiting)
+        [waiting] = served.batcher.waiting
+        wait_for(waiting.answer.cancelled)
+        wait_for(lambda: 'model="capitals",status="499"' in served.get("/metrics").text)
+        goes_on.set()
+        assert len(first.result(10)["x"]) == 1
+        assert predict(served, {"instances": ["a"]}).status_code == 200
 
 
 def test_many_clients_get_each_its_own_answer(served):

@@ -20,7 +20,7 @@ from tensorflow.python.client import pywrap_tf_session
 
 from kbert.config import BertConfig
 from kbert.model.bert import Bert
-from kbert.model.features import BertFeatures
+from kbert.model.features import BertFeatures, BertLSTMTagger
 from kbert.model.fine_tuning import BertClassifier, BertMultipleChoice, BertRegressor, BertSpanPredictor, BertTagger
 from kbert.model.pretraining import BertPretrainer
 from kbert.serving.export import PYTHON_OPS, export, nodes_of, questions
@@ -44,10 +44,12 @@ HEADS = {
     "regressor": lambda: BertRegressor(Bert(CONFIG)),
     "spans": lambda: BertSpanPredictor(Bert(CONFIG)),
     "tags": lambda: BertTagger(Bert(CONFIG), num_labels=5),
+    "lstm tags": lambda: BertLSTMTagger(Bert(CONFIG), num_labels=5, layers=[-1], lstm_layers=1, lstm_units=8),
     "endings": lambda: BertMultipleChoice(Bert(CONFIG)),
     "vectors": lambda: BertFeatures(Bert(CONFIG), [0, -1], mix="none", unit="piece"),
 }
-LABELS = {"classifier": ["red", "green", "blue"], "tags": ["O", "B-X", "I-X", "B-Y", "I-Y"]}
+TAGS = ["O", "B-X", "I-X", "B-Y", "I-Y"]
+LABELS = {"classifier": ["red", "green", "blue"], "tags": TAGS, "lstm tags": TAGS}
 
 # The ops that TensorFlow Serving's binary links beside TensorFlow's own: SUPPORTED_TENSORFLOW_OPS in its
 # tensorflow_serving/model_servers/BUILD is Decision Forests' inference, of no use here, and tensorflow_text's ops_lib.
@@ -158,7 +160,8 @@ def test_of_tensorflow_text_an_export_needs_two_ops_and_where_words_are_tagged_t
     core = set(dir(tf.raw_ops))
     found = {name: not_linked(exported.meta_graph().graph_def, core) for name, exported in exports.items()}
     two = {"FastWordpieceTokenizeWithOffsets", "NormalizeUTF8"}
-    assert found == dict.fromkeys(exports, two) | {"tags": two | {"TFText>WhitespaceTokenizeWithOffsetsV2"}}
+    three = two | {"TFText>WhitespaceTokenizeWithOffsetsV2"}
+    assert found == dict.fromkeys(exports, two) | {"tags": three, "lstm tags": three}
 
 
 def test_nothing_of_an_export_is_forced_through_xla(exports):

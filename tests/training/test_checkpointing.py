@@ -10,6 +10,7 @@ import pytest
 
 from kbert.training import checkpointing
 from kbert.training.checkpointing import Checkpoint, NonFiniteLoss, check_settings
+from tests.training.logged import TIMES, events
 from tests.training.tiny_run import dataset, digest, new_model, new_optimizer, state
 
 SETTINGS = {"steps": 100, "size": "tiny"}
@@ -46,6 +47,17 @@ class AtStep(keras.callbacks.Callback):
 def test_kill_9_at_any_moment_and_the_same_command_end_with_the_same_bits(runs):
     assert (runs["killed"] / "digest").read_text() == (runs["whole"] / "digest").read_text()
     assert files(runs["killed"]) == ["step-00000020.safetensors", "step-00000024.safetensors"]
+
+
+def test_a_run_killed_and_resumed_has_each_step_in_its_logs_once_with_the_same_numbers(runs):
+    whole, killed = events(runs["whole"] / "logs"), events(runs["killed"] / "logs")
+    assert whole.keys() == killed.keys()
+    assert {len(values) for values in killed.values()} == {1}
+    for (run, tag, step), values in whole.items():
+        if tag not in TIMES:
+            assert killed[run, tag, step] == values, (run, tag, step)
+    assert [step for run, tag, step in whole if (run, tag) == ("train", "learning/loss")] == list(range(3, 25, 3))
+    assert [step for run, tag, step in whole if (run, tag) == ("held_out", "learning/loss")] == [6, 12, 18, 24]
 
 
 def test_a_restored_model_goes_on_as_if_never_stopped(model, tmp_path):

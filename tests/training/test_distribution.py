@@ -10,10 +10,10 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.summary.summary_iterator import summary_iterator
 
 from kbert.training.distribution import Cluster, new_strategy, shared_out, workers
 from tests.training import tiny_run
+from tests.training.logged import events
 from tests.training.tiny_run import free_addresses
 
 TOLERANCE = 1e-5
@@ -61,7 +61,7 @@ def alone(start_process, tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("replicas", "processes", "parts", "steps", "xla"),
-    [(2, 1, 4, 10, True), (1, 2, 1, 10, False)],
+    [(2, 1, 4, 10, False), (1, 2, 1, 10, "pieces")],
 )
 def test_replicas_and_processes_train_as_one(start_process, tmp_path, alone, replicas, processes, parts, steps, xla):
     options = {"accumulation": parts, "steps_per_execution": steps, "jit_compile": xla}
@@ -72,7 +72,7 @@ def test_replicas_and_processes_train_as_one(start_process, tmp_path, alone, rep
 @pytest.mark.long
 def test_all_numbers_of_replicas_and_ways_to_run_them_train_as_one(start_process, tmp_path, alone, capsys):
     places, rows = [(1, 1), (2, 1), (4, 1), (1, 2)], []
-    for (replicas, processes), parts, steps, xla in itertools.product(places, (1, 4), (1, 10), (False, True)):
+    for (replicas, processes), parts, steps, xla in itertools.product(places, (1, 4), (1, 10), (False, True, "pieces")):
         options = {"accumulation": parts, "steps_per_execution": steps, "jit_compile": xla}
         found = differences(alone(steps), run(start_process, tmp_path, replicas, processes, **options))
         numbers = "  ".join(f"{name} {value:.1e}" for name, value in found.items())
@@ -82,13 +82,21 @@ def test_all_numbers_of_replicas_and_ways_to_run_them_train_as_one(start_process
         print("", *rows, sep="\n")
 
 
-def test_replicas_draw_their_own_dropout_and_the_same_on_each_rerun(start_process, tmp_path):
-    options = {"dropout": 0.5, "steps": 3}
+DROPOUT = {"dropout": 0.5, "steps": 3, "jit_compile": False}
+
+
+@pytest.mark.long
+def test_replicas_draw_their_own_dropout(start_process, tmp_path):
     # Both of two replicas see what the one sees: with its masks they would have its loss.
-    one = run(start_process, tmp_path, replicas=1, rows=[0, 1, 2, 3], **options)
-    two, again = (run(start_process, tmp_path, replicas=2, rows=[0, 1, 2, 3] * 2, **options) for _ in "12")
+    one = run(start_process, tmp_path, replicas=1, rows=[0, 1, 2, 3], **DROPOUT)
+    two = run(start_process, tmp_path, replicas=2, rows=[0, 1, 2, 3] * 2, **DROPOUT)
     assert abs(one["losses"][0] - two["losses"][0]) > 1e-3
-    assert two["digest"] == again["digest"]
+
+
+@pytest.mark.long
+def test_replicas_draw_the_same_dropout_on_each_rerun(start_process, tmp_path):
+    one, again = (run(start_process, tmp_path, replicas=2, **DROPOUT) for _ in "12")
+    assert one["digest"] == again["digest"]
 
 
 def test_a_batch_that_the_replicas_cannot_share_is_refused():
@@ -177,17 +185,25 @@ def whole(start_process, tmp_path_factory):
     return output
 
 
-@pytest.mark.parametrize("worker", [1, pytest.param(0, marks=pytest.mark.long)])
-def test_sigterm_to_one_process_saves_and_stops_all_and_a_kill_stops_the_other(start_process, tmp_path, whole, worker):
-    assert in_two_processes(start_process, tmp_path, at=(6, signal.SIGTERM), worker=worker) == [143, 143]
-    assert max(path.name for path in (tmp_path / "checkpoints").iterdir()) == "step-00000007.safetensors"
-
+@pytest.mark.parametrize(
+    ("number", "worker"),
+    [
+        (signal.SIGKILL, 1),
+        pytest.param(signal.SIGKILL, 0, marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, 1, marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, 0, marks=pytest.mark.long),
+    ],
+)
+def test_a_signal_to_one_process_stops_both_and_they_go_on(start_process, tmp_path, whole, number, worker):
     begin = time.perf_counter()
-    statuses = in_two_processes(start_process, tmp_path, at=(14, signal.SIGKILL), worker=worker)
-    assert statuses[worker] == -signal.SIGKILL and statuses[1 - worker] == 3, statuses
+    statuses = in_two_processes(start_process, tmp_path, at=(6, number), worker=worker)
     assert time.perf_counter() - begin < 90
-    assert "another worker is gone" in (tmp_path / "lost").read_text()
-
+    if number == signal.SIGTERM:
+        assert statuses == [143, 143]
+        assert max(path.name for path in (tmp_path / "checkpoints").iterdir()) == "step-00000007.safetensors"
+    else:
+        assert statuses[worker] == -signal.SIGKILL and statuses[1 - worker] == 3, statuses
+        assert "another worker is gone" in (tmp_path / "lost").read_text()
     assert in_two_processes(start_process, tmp_path) == [0, 0]
     assert (tmp_path / "digest").read_text() == (whole / "digest").read_text()
 
@@ -246,12 +262,7 @@ def test_runs_killed_at_any_moment_end_with_the_same_bits(start_process, tmp_pat
 
 
 def steps_logged(output) -> list:
-    """Every step in the run's logs, as often as it is there."""
-    events = [
-        (event.step, value.tag)
-        for path in sorted((output / "logs").glob("train/events.*"))
-        for event in summary_iterator(str(path))
-        for value in event.summary.value
-    ]
-    assert len(events) == len(set(events))
-    return sorted(events)
+    """What a run logged of its steps, each once."""
+    logged = events(output / "logs")
+    assert {len(values) for values in logged.values()} == {1}
+    return sorted(logged)

@@ -1,43 +1,17 @@
-import collections
-
 import numpy as np
 import pytest
-import tensorflow as tf
 from google.protobuf import text_format
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.plugins.projector import ProjectorConfig
 
 from kbert.training import checkpointing
 from kbert.training.checkpointing import Checkpoint
 from kbert.training.monitoring import Evaluate, EventFiles, Monitor, Panels, escaped, guesses
+from tests.training.logged import TIMES, events
 from tests.training.tiny_run import VOCABULARY, batch, dataset, digest
-
-TIMES = ("throughput/real_tokens_per_second", "throughput/share_of_time_waiting")
-
-
-def events(folder):
-    """(run, tag, step) -> the values written, in the order of the files."""
-    found = collections.defaultdict(list)
-    for file in sorted(folder.glob("*/events.*"), key=lambda file: file.name.rsplit("-", 1)[-1]):
-        for event in EventFileLoader(str(file)).Load():
-            for value in event.summary.value:
-                found[file.parent.name, value.tag, event.step].append(tf.make_ndarray(value.tensor).item())
-    return dict(found)
 
 
 def fit(model, steps, *callbacks):
     model.fit(dataset(), steps_per_epoch=steps, callbacks=list(callbacks), shuffle=False, verbose=0)
-
-
-def test_a_run_killed_and_resumed_has_each_step_in_its_logs_once_with_the_same_numbers(runs):
-    whole, killed = events(runs["whole"] / "logs"), events(runs["killed"] / "logs")
-    assert whole.keys() == killed.keys()
-    assert {len(values) for values in killed.values()} == {1}
-    for (run, tag, step), values in whole.items():
-        if tag not in TIMES:
-            assert killed[run, tag, step] == values, (run, tag, step)
-    assert [step for run, tag, step in whole if (run, tag) == ("train", "learning/loss")] == list(range(3, 25, 3))
-    assert [step for run, tag, step in whole if (run, tag) == ("held_out", "learning/loss")] == [6, 12, 18, 24]
 
 
 def test_of_several_processes_one_alone_removes_and_writes_event_files(model, tmp_path, monkeypatch):

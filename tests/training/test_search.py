@@ -2,11 +2,13 @@
 
 import json
 import shutil
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from kbert.fine_tuning import LayerRule, OptimizerRule, new_search
 from kbert.training.search import Search, Trial
 from tests.training import tiny_run
 
@@ -113,3 +115,20 @@ def test_of_runs_that_are_equal_the_first_is_kept_and_leftovers_of_a_kill_go(tmp
     leftover.mkdir(exist_ok=True)
     searched.search.results(TRIALS[:2], show=lambda line: None)
     assert not leftover.exists()
+
+
+@pytest.mark.parametrize("xla", [False, True])
+def test_the_rules_of_a_recipe_reach_the_model(tmp_path, xla):
+    model = tiny_run.BertPretrainer(tiny_run.new_model().config)
+    model.fit = Mock(side_effect=Stop)
+    rule = OptimizerRule(xla=xla, accumulation=2, warmup=0.5, clip_norm=0.25, weight_decay=0.125, bias_correction=False)
+    given = {"settings": {}, "new_model": lambda: model, "score": None, "save": None, "best_by": "score"}
+    search = new_search(tmp_path, [], LayerRule(decay=0.5), rule, **given)
+    search.batches = lambda trial, seed, begin: range(BATCHES * trial.epochs)
+    with pytest.raises(Stop):
+        search.results([Trial(1e-2, 4, 2)], show=lambda line: None)
+    config = model.optimizer.get_config()
+    asked = {"clip_norm": 0.25, "weight_decay": 0.125, "bias_correction": False, "layer_decay": 0.5}
+    assert (model.compiled_by_xla, model.accumulation) == (xla, 2)
+    assert {name: config[name] for name in asked} == asked
+    assert config["learning_rate"]["config"] == {"peak": 1e-2, "steps": 10, "warmup_steps": 5}

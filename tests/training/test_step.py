@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from kbert.model.bert import Bert
 from kbert.model.fine_tuning import BertClassifier, BertSpanPredictor, BertTagger
+from kbert.training import pieces, planning
 from kbert.training.optimization import global_norm
 from tests.training import tiny_run
 from tests.training.tiny_run import batch, dataset, new_model, new_optimizer, state
@@ -146,13 +147,40 @@ def test_a_batch_taken_in_parts_gives_the_same_update(model):
         fit(parts, dataset(), 1)
 
 
-def test_xla_changes_nothing_but_the_rounding(model):
+@pytest.mark.parametrize(("how", "accumulation"), [(True, 1), ("pieces", 1), ("pieces", 2)])
+def test_xla_changes_nothing_but_the_rounding(model, how, accumulation):
     expected = fit(model, dataset(), 2)
     compiled = new_model()
-    compiled.compile(new_optimizer(), jit_compile=True)
+    compiled.compile(new_optimizer(), jit_compile=how, accumulation=accumulation)
+    if accumulation == 2:  # which draws masks of its own for each part
+        uncompiled = new_model()
+        uncompiled.compile(new_optimizer(), jit_compile=False, accumulation=2)
+        expected = fit(uncompiled, dataset(), 2)
+        model = uncompiled
     assert fit(compiled, dataset(), 2) == {name: pytest.approx(value, rel=1e-4) for name, value in expected.items()}
     for variable, other in zip(model.weights, compiled.weights, strict=True):
         np.testing.assert_allclose(other.numpy(), variable.numpy(), atol=1e-4, err_msg=variable.path)
+
+
+def test_wide_layers_are_compiled_in_pieces_and_narrow_ones_and_what_is_computed_twice_as_a_whole(monkeypatch):
+    narrow, wide, twice = (new_model(num_hidden_layers=2) for _ in range(3))
+    hidden_size = wide.bert.config.hidden_size
+    for model, least in ((narrow, hidden_size + 1), (wide, hidden_size), (twice, hidden_size)):
+        monkeypatch.setattr(planning, "WIDE", least)
+        model.bert.recompute = model is twice
+        model.compile(new_optimizer())
+    assert [model.compiled_by_xla for model in (narrow, wide, twice)] == [True, False, True]
+    assert [isinstance(m.bert.piece, pieces.CompiledPieces) for m in (narrow, wide, twice)] == [False, True, False]
+    expected, history = (fit(model, dataset(), 2) for model in (narrow, wide))
+    assert history == {name: pytest.approx(value, rel=1e-4) for name, value in expected.items()}
+    made = wide.bert.piece.made
+    # Attention, sums with their LayerNorms, the activation and the loss: for all layers alike.
+    assert len(made) == 4
+    assert all(one.experimental_get_tracing_count() == 1 for both in made.values() for one in both)
+    wide.compile(new_optimizer(), jit_compile=False)
+    assert not wide.compiled_by_xla and wide.bert.piece is wide.bert.directly
+    with pytest.raises(ValueError, match="jit_compile is 'whole', expected 'auto', 'pieces', True or False"):
+        wide.compile(new_optimizer(), jit_compile="whole")
 
 
 def test_the_whole_step_compiles_with_static_shapes_and_holds_no_string(model):

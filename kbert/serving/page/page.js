@@ -200,7 +200,9 @@ async function load(name) {
   const path = `v1/models/${encodeURIComponent(name)}`;
   const paths = [`${path}/metadata`, `${path}/about`];
   const [{ model_spec, metadata }, about] = await Promise.all(paths.map((one) => json(one, { signal })));
-  model = { name, signatures: metadata.signature_def.signature_def, ...about };
+  const signatures = metadata.signature_def.signature_def;
+  delete signatures.__saved_model_init_op; // TensorFlow's own, nobody's to ask
+  model = { name, signatures, ...about };
   byId("version").textContent = `version ${model_spec.version}`;
   byId("classify-pair").hidden = !canPair(model.signatures);
   fillPicker(byId("layer"), upTo(model.config.num_hidden_layers));

@@ -1,0 +1,79 @@
+"""The work that systems are given: models of a size, products of a step, sentences of a file."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from kbert.benchmark.rounds import System, first_with
+from kbert.config import BertConfig
+from kbert.text.vocabulary import SPECIAL_TOKENS
+from kbert.training import planning
+
+
+def peer(name: str, script: str, job: dict, interpreters: Sequence[str], *modules: str) -> System:
+    """A System in the first interpreter that has its modules; in this one where none has."""
+    return System(name, script, job, first_with(modules, interpreters))
+
+
+def products_of_step(setting: planning.Setting) -> list[dict]:
+    """The matrix products of a step, forward and backward; those of attention as batches of a layer."""
+    shape = (setting.batch_size, setting.sequence_length, setting.predictions)
+    told = []
+    for forward in planning.products(setting.config, *shape):
+        gradients = zip(("", ", left gradient", ", right gradient"), (forward, *forward.backward), strict=True)
+        told += [of_layers(setting.config, product, way) for way, product in gradients]
+    return told
+
+
+def products_of_encoder(config: BertConfig, batch_size: int, sequence_length: int) -> list[dict]:
+    return [of_layers(config, product) for product in planning.products(config, batch_size, sequence_length, 0)]
+
+
+def of_layers(config: BertConfig, product: planning.Product, way: str = "") -> dict:
+    layers = config.num_hidden_layers
+    times = 1 if product.count % layers else layers
+    shape = {"m": product.m, "n": product.n, "k": product.k}
+    return {"name": product.name + way, "times": times, "batch": product.count // times, **shape}
+
+
+def operations_of_encoder(config: BertConfig, lengths: Sequence[int]) -> int:
+    """Of sequences of these lengths, without padding."""
+    return sum(product.operations for length in lengths for product in planning.products(config, 1, length, 0))
+
+
+def write_model(folder: Path, start: str | None, size: str, labels: int = 0):
+    """An encoder, with a new classifier on it if labels are given, in Hugging Face's format; the model, the tokenizer.
+
+    start: any folder that kbert.load knows; None: random weights of a published size.
+    """
+    from kbert.model.bert import Bert
+    from kbert.model.fine_tuning import BertClassifier
+    from kbert.model.pretraining import BertPretrainer
+    from kbert.model_directory import load
+    from kbert.text.wordpiece import WordPiece
+    from kbert.weights import huggingface
+    from kbert.weights.by_name import take_over, without_heads
+
+    if start:
+        model, tokenizer = load(start)
+    else:
+        config = BertConfig.from_size(size)
+        pieces = [*SPECIAL_TOKENS, *(f"piece{number}" for number in range(config.vocab_size - len(SPECIAL_TOKENS)))]
+        model, tokenizer = BertPretrainer(config), WordPiece(pieces)
+    encoder = without_heads(model)
+    if labels:
+        model = BertClassifier(Bert(replace(encoder.config, pooler=True)), labels)
+        take_over(model, encoder)
+    else:
+        model = encoder
+    huggingface.write(model, tokenizer, folder)
+    return model, tokenizer
+
+
+def first_lines(path: str, count: int) -> list[str]:
+    """Raises ValueError for a file with fewer lines that are not empty."""
+    with open(path, encoding="utf-8") as file:
+        lines = [line.strip() for line in file if line.strip()][:count]
+    if len(lines) < count:
+        raise ValueError(f"{path}: {len(lines)} lines with text, expected at least {count}")
+    return lines

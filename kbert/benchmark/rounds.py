@@ -1,0 +1,163 @@
+"""Systems in turn: each prepares in a process of its own, then all work round after round, and medians are compared.
+
+Alone on a busy machine a time means little; what was measured in turn within one run can be compared.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+TOLERANCE = 1e-3  # of answers, between systems that compute the same
+SYSTEMS = Path(__file__).parent / "systems"
+
+
+class System(NamedTuple):
+    """What takes part: a script of systems/, the interpreter that runs it, and the job it prepares for."""
+
+    name: str
+    script: str
+    job: dict
+    python: str = sys.executable
+    environment: dict = {}
+
+
+@dataclass
+class Result:
+    """What a system told: of itself, and one dict with `seconds` a round. reason: why it took no part, or stopped."""
+
+    name: str
+    about: dict = field(default_factory=dict)
+    rounds: list[dict] = field(default_factory=list)
+    peak_bytes: int | None = None
+    reason: str | None = None
+
+    @property
+    def seconds(self) -> float:
+        return statistics.median(one["seconds"] for one in self.rounds)
+
+
+def in_turn(systems: Sequence[System], rounds: int, tell: Callable[[int, int], None] | None = None) -> list[Result]:
+    """What each system took, in the order given; the first to work changes from round to round.
+
+    A system that lacks a library or fails has a reason in its result and no later round. Raises ValueError where the
+    first one does, as the others are compared with it.
+    """
+    tell = tell or (lambda done, total: None)
+    results, processes = [Result(system.name) for system in systems], {}
+    total = len(systems) * (rounds + 1)
+    try:
+        for number, system in enumerate(systems):
+            processes[number] = _Process(system)
+            _try(results[number], processes, number, lambda n: results[n].about.update(processes[n].answer()))
+            if results[0].reason:
+                break
+            tell(number + 1, total)
+        for done in range(rounds if processes else 0):
+            for place in range(len(systems)):
+                number = (place + done) % len(systems)
+                if number in processes:
+                    _try(results[number], processes, number, lambda n: results[n].rounds.append(processes[n].work()))
+                tell(len(systems) * (done + 1) + place + 1, total)
+        for number, process in processes.items():
+            results[number].peak_bytes = process.end()
+    finally:
+        for process in processes.values():
+            process.process.kill()
+    if results[0].reason:
+        raise ValueError(f"{results[0].name}: {results[0].reason}")
+    for result in results[1:]:
+        if result.rounds and not _agree(result.about, results[0].about):
+            result.rounds, result.reason = [], f"answers otherwise than {results[0].name}"
+    return results
+
+
+def _agree(about: dict, ours: dict) -> bool:
+    """Whether two systems that tell of what they computed computed the same, to a thousandth."""
+    if "check" not in about or "check" not in ours:
+        return True
+    return np.allclose(about["check"], ours["check"], rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def _try(result: Result, processes: dict, number: int, act: Callable[[int], None]) -> None:
+    try:
+        act(number)
+    except _Ended as end:
+        result.reason = str(end)
+        processes.pop(number).process.kill()
+
+
+class _Ended(Exception):
+    """A system's process ended, or lacks what it needs."""
+
+
+class _Process:
+    """A system at work, which answers in lines of JSON (systems/worker.py)."""
+
+    def __init__(self, system: System):
+        self.errors = tempfile.TemporaryFile()
+        command = [system.python, str(SYSTEMS / f"{system.script}.py")]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
+        self.process = subprocess.Popen(command, text=True, env=os.environ | system.environment, **pipes)
+        self.send(json.dumps(system.job))
+
+    def answer(self) -> dict:
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.wait()
+            self.errors.seek(0)
+            lines = self.errors.read().decode(errors="replace").strip().splitlines()
+            raise _Ended(lines[-1] if lines else f"ended with status {self.process.returncode}")
+        told = json.loads(line)
+        if "missing" in told:
+            raise _Ended(f"{told['missing']} is not installed")
+        return told
+
+    def send(self, line: str) -> None:
+        try:
+            self.process.stdin.write(f"{line}\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # answer tells why
+
+    def work(self) -> dict:
+        self.send("")
+        return self.answer()
+
+    def end(self) -> int:
+        """Bytes at its fullest."""
+        self.process.stdin.close()
+        return self.answer()["peak_bytes"]
+
+
+def best_forms(result: Result) -> dict[str, tuple[str, float]]:
+    """Of the result of systems/limit.py: each product's fastest form and its median seconds."""
+    found = {}
+    for name, forms in result.rounds[0]["forms"].items():
+        medians = {form: statistics.median(one["forms"][name][form] for one in result.rounds) for form in forms}
+        best = min(medians, key=medians.get)
+        found[name] = best, medians[best]
+    return found
+
+
+def ratio(result: Result, ours: Result) -> float:
+    """How many times as long as ours, in the median round."""
+    pairs = zip(result.rounds, ours.rounds, strict=False)
+    return statistics.median(one["seconds"] / other["seconds"] for one, other in pairs)
+
+
+def first_with(modules: Sequence[str], interpreters: Sequence[str]) -> str:
+    """The first of this and other interpreters that has all modules; this one where none has."""
+    look = "import sys; from importlib.util import find_spec; sys.exit(not all(map(find_spec, sys.argv[1:])))"
+    for python in (sys.executable, *interpreters):
+        if subprocess.run([python, "-c", look, *modules]).returncode == 0:
+            return python
+    return sys.executable

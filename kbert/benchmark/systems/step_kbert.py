@@ -1,0 +1,25 @@
+"""A step of kbert's pre-training, as pretrain.py takes it."""
+
+from worker import repeated, serve
+
+
+def prepare(job):
+    from kbert.command_line import import_tensorflow
+
+    import_tensorflow()
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from kbert.config import BertConfig
+    from kbert.training.measurement import new_trainer
+    from kbert.training.planning import Setting
+
+    model = new_trainer(Setting(**job["setting"] | {"config": BertConfig(**job["config"])}))
+    train = model.make_train_function()
+    batches = iter(tf.data.Dataset.from_tensors(dict(np.load(job["batch"]))).repeat())
+    about = {"versions": f"tensorflow {tf.__version__}, keras {keras.__version__}"}
+    return about, repeated(lambda: train(batches))
+
+
+serve(prepare)

@@ -1,0 +1,176 @@
+"""Short runs of the training step in processes of their own: how long a step takes, and how full the process becomes.
+
+TensorFlow is imported by those processes alone, so that each begins as a run does.
+"""
+
+import os
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from itertools import pairwise
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NamedTuple
+
+from kbert.training.planning import Device, Setting, device_of, operations, speed_of, trial
+
+STATUS = Path("/proc/self/status")
+CONTAINER = Path("/sys/fs/cgroup/memory.max")
+FIRST_OPERATIONS = 10**10  # of the first trial's step: a tenth of a second on two cores
+SECONDS_OF_STEP = 0.5  # that the second trial's shall take
+FEWEST_STEPS = 12  # until the heap has its size
+
+
+class Measured(NamedTuple):
+    """The median of the steps after the first; bytes of the process after its imports and at its fullest moment.
+
+    On a GPU the bytes are the GPU's, which was not verified. limit: how many there are.
+    """
+
+    seconds: float
+    libraries: int
+    peak: int
+    limit: int
+    on_gpu: bool
+
+
+@contextmanager
+def fresh_process(prepare: Callable[[], None]) -> Iterator[Callable[[Setting, float], Measured]]:
+    """Yields what measures a setting for some seconds in a process that has done nothing but `prepare` before.
+
+    What it measures next is in the same process, whose fullest moment then may be that of the setting before. Raises
+    ValueError where the system ends the process, as it does when memory is short.
+    """
+    with ProcessPoolExecutor(1, get_context("spawn"), initializer=prepare) as pool:
+
+        def measure(setting: Setting, seconds: float) -> Measured:
+            try:
+                return pool.submit(measure_step, setting, seconds).result()
+            except BrokenProcessPool:
+                of = f"{setting.config.num_hidden_layers} layers and batch {setting.batch_size}"
+                raise ValueError(f"the system ended the process of a step with {of}: is memory short?") from None
+
+        yield measure
+
+
+def calibrate(setting: Setting, seconds: float, prepare: Callable[[], None], progress=None):
+    """Three trials in two processes, of `seconds` each and what it takes to compile them.
+
+    They have fewer layers and smaller batches than the setting, but where it has one layer or one sequence. Returns
+    Speed, Device and the bytes that the device has; `progress` is called with the trials done and their number.
+    """
+    progress = progress or (lambda done, total: None)
+    deep_layers = 3 if setting.config.num_hidden_layers >= 3 else 2
+    of_sequence = sum(sum(both) for both in operations(trial(setting, 1, 1)).values())
+    batch_size = max(1, min(FIRST_OPERATIONS // of_sequence, setting.in_part // 8))
+    with fresh_process(prepare) as measure:
+        shallow = trial(setting, 1, batch_size)
+        least = measure(shallow, seconds)
+        progress(1, 3)
+        batch_size = min(round(batch_size * SECONDS_OF_STEP / least.seconds), setting.in_part // 2)
+        wide = trial(setting, 1, max(batch_size, shallow.batch_size + 1))
+        more = measure(wide, seconds)
+        progress(2, 3)
+    deep = trial(setting, deep_layers, wide.batch_size)
+    with fresh_process(prepare) as measure:
+        most = measure(deep, seconds)
+        progress(3, 3)
+    speed = speed_of((shallow, least.seconds), (wide, more.seconds), (deep, most.seconds))
+    blank = Device(least.libraries, on_gpu=least.on_gpu)
+    return speed, device_of(blank, [(shallow, least.peak), (deep, most.peak)]), least.limit
+
+
+def measure_step(setting: Setting, seconds: float) -> Measured:
+    """Trains on one batch for so many seconds, in this process, as pretrain.py does."""
+    import keras
+    import tensorflow as tf
+
+    tf.zeros([])  # which sets up the devices
+    on_gpu = bool(tf.config.list_physical_devices("GPU"))
+    memory = gpu_memory if on_gpu else process_memory
+    libraries = memory()[0]
+    model = new_trainer(setting)
+
+    class Clock(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            self.moments = []
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.moments.append(time.perf_counter())
+            passed = self.moments[-1] - self.moments[0]
+            self.model.stop_training = len(self.moments) > FEWEST_STEPS and passed > seconds
+
+    clock = Clock()
+    model.fit(tf.data.Dataset.from_tensors(random_batch(setting)).repeat(), callbacks=[clock], verbose=0)
+    steps = [after - before for before, after in pairwise(clock.moments)]
+    _, peak, limit = memory()
+    return Measured(statistics.median(steps), libraries, peak, limit, on_gpu)
+
+
+def new_trainer(setting: Setting):
+    """A new BertPretrainer, compiled as pretrain.py does."""
+    import keras
+    import tensorflow as tf
+
+    from kbert.model.pretraining import BertPretrainer
+    from kbert.training.optimization import LAMB, BertAdam, WarmupLinearDecay
+
+    tf.config.experimental.enable_op_determinism()
+    keras.utils.set_random_seed(1)
+    keras.config.set_dtype_policy("float32" if setting.precision == "float32" else f"mixed_{setting.precision}")
+    model = BertPretrainer(setting.config)
+    model.bert.recompute = setting.recompute
+    kind = {"adam": BertAdam, "lamb": LAMB}[setting.optimizer]
+    optimizer = kind(WarmupLinearDecay(1e-4, 10**6, 10**4), bias_correction=True)
+    model.compile(optimizer, accumulation=setting.accumulation)
+    return model
+
+
+def random_batch(setting: Setting) -> dict:
+    """Full sequences of random tokens: how long a step takes does not depend on them."""
+    import numpy as np
+
+    generator, shape = np.random.default_rng(1), (setting.batch_size, setting.sequence_length)
+    predicted = (setting.batch_size, setting.predictions)
+
+    def draw(below, shape):
+        return generator.integers(0, below, shape, dtype=np.int32)
+
+    return {
+        "input_ids": draw(setting.config.vocab_size, shape),
+        "input_mask": np.ones(shape, np.int32),
+        "segment_ids": draw(2, shape),
+        "masked_lm_positions": draw(setting.sequence_length, predicted),
+        "masked_lm_ids": draw(setting.config.vocab_size, predicted),
+        "masked_lm_weights": np.ones(predicted, np.float32),
+        "next_sentence_labels": draw(2, shape[:1]),
+    }
+
+
+def process_memory() -> tuple[int, int, int]:
+    """Bytes that this process takes now, took at its fullest, and that there are. Raises ValueError but on Linux."""
+    if not STATUS.exists():
+        raise ValueError(f"{STATUS} is not there, expected a Linux, whose processes tell their memory in it")
+    now, fullest = (re.search(rf"{name}:\s*(\d+) kB", STATUS.read_text())[1] for name in ("VmRSS", "VmHWM"))
+    return 1024 * int(now), 1024 * int(fullest), machine_memory()
+
+
+def gpu_memory() -> tuple[int, int, int]:
+    """The same of the first GPU's bytes."""
+    import tensorflow as tf
+    from tensorflow.python.client import device_lib
+
+    taken = tf.config.experimental.get_memory_info("GPU:0")
+    limits = [device.memory_limit for device in device_lib.list_local_devices() if device.device_type == "GPU"]
+    return taken["current"], taken["peak"], limits[0]
+
+
+def machine_memory() -> int:
+    """Bytes of this machine, or of the container that this process is in."""
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    of_container = CONTAINER.read_text().strip() if CONTAINER.exists() else "max"
+    return whole if of_container == "max" else min(whole, int(of_container))

@@ -1,0 +1,278 @@
+"""What a pre-training takes, counted from shapes: parameters, operations, memory, time.
+
+For one device and the step of step.py, compiled by XLA, with the masked LM and next sentence prediction. Nothing is
+computed here but sums. What shapes cannot tell, how fast the device is and how much memory the compiled program itself
+takes, comes from measurement.py: short runs of the same step with one and a few layers and with small batches.
+
+Shapes: B batch, S sequence length, H hidden size, F feed-forward size, A heads.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import NamedTuple
+
+from kbert.config import BertConfig
+
+MEGABYTE = 10**6
+PRECISIONS = ("float32", "bfloat16", "float16")
+SLOTS = 2  # for each variable, Adam's and LAMB's moments
+IN_UPDATE = {"adam": 1.0, "lamb": 3.5}  # arrays of a variable's size that an update holds at once
+# Adding a part's gradients to the sum reads two arrays and writes one; the update, from the norm to Adam's kernel,
+# reads eight and writes six.
+ADDING_PER_UPDATE = 3 / 14
+# Bytes of the compiled step and of what is left of compiling it, for each layer, without and with recomputation: 38 to
+# 48 and 76 MB between 1 and 12 layers. Trials of few layers would tell it only roughly.
+COMPILED_LAYER = {False: 45 * MEGABYTE, True: 75 * MEGABYTE}
+WIDE = 512  # hidden size from which on products take most of a step
+SHORTEST = 8  # [CLS] and two [SEP] leave five
+
+
+class Product(NamedTuple):
+    """`count` products of matrices, [m, k] x [k, n] -> [m, n] each."""
+
+    name: str
+    count: int
+    m: int
+    n: int
+    k: int
+
+    @property
+    def operations(self) -> int:
+        """Additions and multiplications."""
+        return 2 * self.count * self.m * self.n * self.k
+
+    @property
+    def backward(self) -> tuple["Product", "Product"]:
+        """Those that give the gradients of the left and of the right factor."""
+        name, count, m, n, k = self
+        return Product(name, count, m, k, n), Product(name, count, k, n, m)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A step of pre-training, whose batch is all sequences of an update. Raises ValueError for one that cannot be."""
+
+    config: BertConfig
+    batch_size: int
+    sequence_length: int
+    predictions: int
+    optimizer: str = "adam"
+    accumulation: int = 1
+    precision: str = "float32"
+    recompute: bool = False
+
+    def __post_init__(self):
+        positions = self.config.max_position_embeddings
+        if not SHORTEST <= self.sequence_length <= positions:
+            expected = f"{SHORTEST} to {positions}, the model's positions"
+            raise ValueError(f"sequence_length is {self.sequence_length}, expected {expected}")
+        if not 1 <= self.predictions <= self.sequence_length:
+            raise ValueError(f"predictions is {self.predictions}, expected 1 to {self.sequence_length}, the sequence's")
+        if self.accumulation < 1 or self.batch_size < 1 or self.batch_size % self.accumulation:
+            raise ValueError(
+                f"batch_size is {self.batch_size}, expected a multiple, at least 1, of accumulation {self.accumulation}"
+            )
+        for name, value, known in (("optimizer", self.optimizer, IN_UPDATE), ("precision", self.precision, PRECISIONS)):
+            if value not in known:
+                raise ValueError(f"{name} is {value!r}, expected one of {', '.join(known)}")
+        if not self.config.pooler:
+            raise ValueError("config.pooler is False, expected a config with a pooler, for next sentence prediction")
+
+    @property
+    def in_part(self) -> int:
+        """Sequences that are computed at once."""
+        return self.batch_size // self.accumulation
+
+
+def parameters(config: BertConfig) -> dict[str, int]:
+    """The trained numbers of a BertPretrainer, by part."""
+    hidden, feed_forward = config.hidden_size, config.intermediate_size
+    rows = config.vocab_size + config.type_vocab_size + config.max_position_embeddings
+    norm, square = 2 * hidden, (hidden + 1) * hidden
+    layer = 4 * square + 2 * norm + (hidden + 1) * feed_forward + (feed_forward + 1) * hidden
+    return {
+        "embeddings": rows * hidden + norm,
+        "encoder layers": config.num_hidden_layers * layer,
+        "pooler": square if config.pooler else 0,
+        "masked LM": square + norm + config.vocab_size,
+        "next sentence": (hidden + 1) * 2,
+    }
+
+
+def layer_products(config: BertConfig, batch_size: int, sequence_length: int) -> list[Product]:
+    """The matrix products of a forward pass through the encoder's layers."""
+    layers, hidden, feed_forward = config.num_hidden_layers, config.hidden_size, config.intermediate_size
+    tokens, heads = batch_size * sequence_length, layers * batch_size * config.num_attention_heads
+    return [
+        Product("queries, keys, values", layers, tokens, 3 * hidden, hidden),
+        Product("attention scores", heads, sequence_length, sequence_length, config.head_size),
+        Product("attended values", heads, sequence_length, config.head_size, sequence_length),
+        Product("attention projection", layers, tokens, hidden, hidden),
+        Product("feed-forward, inner", layers, tokens, feed_forward, hidden),
+        Product("feed-forward, outer", layers, tokens, hidden, feed_forward),
+    ]
+
+
+def products(config: BertConfig, batch_size: int, sequence_length: int, predictions: int) -> list[Product]:
+    """The matrix products of a forward pass; without predictions those of the encoder alone."""
+    hidden, predicted = config.hidden_size, batch_size * predictions
+    pooler = [Product("pooler", 1, batch_size, hidden, hidden)] if config.pooler else []
+    heads = [
+        Product("masked LM, hidden", 1, predicted, hidden, hidden),
+        Product("masked LM, logits", 1, predicted, config.vocab_size, hidden),
+        Product("next sentence", 1, batch_size, 2, hidden),
+    ]
+    return layer_products(config, batch_size, sequence_length) + pooler + (heads if predictions else [])
+
+
+def operations(setting: Setting) -> dict[str, tuple[int, int]]:
+    """Forward and backward operations of a step, by product; recomputation counts as backward."""
+    config, batch_size, length = setting.config, setting.batch_size, setting.sequence_length
+    counted = {
+        product.name: (product.operations, sum(one.operations for one in product.backward))
+        for product in products(config, batch_size, length, setting.predictions)
+    }
+    for product in layer_products(config, batch_size, length) if setting.recompute else []:
+        forward, backward = counted[product.name]
+        counted[product.name] = forward, backward + product.operations
+    return counted
+
+
+def faster_in_pieces(config: BertConfig, recompute: bool, on_gpu: bool) -> bool:
+    """Whether a step is, compiled in pieces (pieces.py) rather than whole: wide layers, on CPUs, not computed twice."""
+    return config.hidden_size >= WIDE and not recompute and not on_gpu
+
+
+class Device(NamedTuple):
+    """What shapes do not tell of memory: bytes of the process after its imports, and of a compiled step without layers.
+
+    on_gpu: the bytes are the GPU's, where half precision takes half of them and compiled code none; XLA for CPUs
+    computes in float32 all the same. The defaults were measured on Linux with two cores.
+    """
+
+    libraries: int = 780 * MEGABYTE
+    compiled: int = 320 * MEGABYTE
+    on_gpu: bool = False
+
+    def item(self, precision: str) -> int:
+        """Bytes of a number between two products."""
+        return 2 if self.on_gpu and precision != "float32" else 4
+
+
+def memory(setting: Setting, device: Device) -> dict[str, int]:
+    """Bytes of the process at its fullest, by kind.
+
+    What a step takes stays with the process between steps, so that the kinds add up. Counted from the buffers
+    of XLA's own report for CPUs (--xla_dump_to) and from what larger models, batches and vocabularies added to a
+    process.
+    """
+    config, variables = setting.config, 4 * sum(parameters(setting.config).values())
+    logits = 3 * 4 * setting.in_part * setting.predictions * config.vocab_size
+    tokens = setting.batch_size * (3 * setting.sequence_length + 3 * setting.predictions + 1)
+    in_pieces = faster_in_pieces(config, setting.recompute, device.on_gpu)
+    of_layers = 0 if device.on_gpu or in_pieces else COMPILED_LAYER[setting.recompute]
+    return {
+        "Python and its libraries": device.libraries,
+        "compiled step": device.compiled + of_layers * config.num_hidden_layers,
+        "weights": variables + copies(setting, device),
+        "optimizer's slots": SLOTS * variables,
+        # The token embeddings' is a sum of two; with accumulation there is the sum of parts beside that of one.
+        "gradients": variables * (2 if setting.accumulation > 1 else 1) + 4 * config.vocab_size * config.hidden_size,
+        "update": round(IN_UPDATE[setting.optimizer] * variables),
+        "activations": activations(setting, device, logits),
+        "masked-LM logits": logits,
+        "input": 2 * 4 * tokens,  # a batch, and the next one
+    }
+
+
+def copies(setting: Setting, device: Device) -> int:
+    """Bytes of copies of weights: queries', keys' and values' as one matrix, or all in half precision."""
+    config, item = setting.config, device.item(setting.precision)
+    if setting.precision != "float32":
+        return item * sum(parameters(config).values())
+    return item * 3 * config.hidden_size**2 * (1 if setting.recompute else config.num_hidden_layers)
+
+
+def activations(setting: Setting, device: Device, logits: int = 0) -> int:
+    """Bytes of what is kept of a forward pass for the gradient, but for the logits; of a part of the batch.
+
+    A layer keeps eight arrays [B, S, H] (queries, keys, values, the attended values, what both LayerNorms read and
+    write), three [B, S, F] (what GELU reads, its tanh and what it writes) and two [B, A, S, S] (probabilities before
+    and after dropout). Compiled in pieces nine, two and two: the queries once more, divided, and no tanh. Recomputation
+    keeps a layer's input alone and has one layer whole at a time, which takes the place of the logits.
+    """
+    config = setting.config
+    tokens = setting.in_part * setting.sequence_length
+    narrow = tokens * config.hidden_size
+    scores = setting.in_part * config.num_attention_heads * setting.sequence_length**2
+    in_pieces = faster_in_pieces(config, setting.recompute, device.on_gpu)
+    layer = (9 if in_pieces else 8) * narrow + (2 if in_pieces else 3) * tokens * config.intermediate_size + 2 * scores
+    kept, item = 3 * narrow, device.item(setting.precision)
+    if setting.recompute:
+        return (kept + config.num_hidden_layers * narrow) * item + max(layer * item - logits, 0)
+    return (kept + config.num_hidden_layers * layer) * item
+
+
+def largest_batch(setting: Setting, limit: int, device: Device) -> int:
+    """The largest batch whose memory is at most `limit` bytes. Raises ValueError where not even the smallest is."""
+
+    def needed(parts: int) -> int:
+        return sum(memory(replace(setting, batch_size=parts * setting.accumulation), device).values())
+
+    if needed(1) > limit:
+        least = f"{needed(1) / 1e9:.3g} for a batch of {setting.accumulation}"
+        raise ValueError(f"memory is {limit / 1e9:.3g} GB, expected at least {least}")
+    fits, does_not = 1, 2
+    while needed(does_not) <= limit:
+        fits, does_not = does_not, 2 * does_not
+    while does_not - fits > 1:
+        middle = (fits + does_not) // 2
+        fits, does_not = (middle, does_not) if needed(middle) <= limit else (fits, middle)
+    return fits * setting.accumulation
+
+
+def steps_of(tokens: int, epochs: float, setting: Setting, filled: float) -> int:
+    """Steps that read so many tokens so many times; `filled` of a batch's slots hold one."""
+    return ceil(tokens * epochs / (setting.batch_size * setting.sequence_length * filled))
+
+
+class Speed(NamedTuple):
+    """Seconds that a step takes for each parameter, for each sequence outside the layers, and for it in each layer."""
+
+    parameter: float
+    sequence: float
+    layer: float
+
+
+def trial(setting: Setting, layers: int, batch_size: int) -> Setting:
+    """The same step with other layers and another batch, taken whole."""
+    config = replace(setting.config, num_hidden_layers=layers)
+    return replace(setting, config=config, batch_size=batch_size, accumulation=1)
+
+
+def speed_of(shallow: tuple[Setting, float], wide: tuple[Setting, float], deep: tuple[Setting, float]) -> Speed:
+    """The speed in three trials with their seconds: the second has a larger batch, the third more layers than that."""
+    (first, least), (second, more), (third, most) = shallow, wide, deep
+    layers = third.config.num_hidden_layers - second.config.num_hidden_layers
+    numbers, numbers_deep = (sum(parameters(one.config).values()) for one in (second, third))
+    whole = max(0.0, more - least) / (second.batch_size - first.batch_size)  # of a sequence
+    parameter = max(0.0, least - first.batch_size * whole) / numbers
+    layer = max(0.0, most - more - parameter * (numbers_deep - numbers)) / (layers * second.batch_size)
+    return Speed(parameter, max(0.0, whole - layer * first.config.num_hidden_layers), layer)
+
+
+def seconds_per_step(setting: Setting, speed: Speed) -> float:
+    numbers = sum(parameters(setting.config).values())
+    added = ADDING_PER_UPDATE * setting.accumulation if setting.accumulation > 1 else 0
+    of_sequence = speed.sequence + speed.layer * setting.config.num_hidden_layers
+    return speed.parameter * numbers * (1 + added) + of_sequence * setting.batch_size
+
+
+def device_of(blank: Device, trials: Sequence[tuple[Setting, int]]) -> Device:
+    """`blank` with what the compiled step takes: what is left of the fullest moments of processes, in bytes, when all
+    that shapes tell is taken off. The most of several, as their heaps differ, and too little memory ends a run.
+    """
+    nothing = blank._replace(compiled=0)
+    left = [peak - sum(memory(setting, nothing).values()) for setting, peak in trials]
+    return blank._replace(compiled=max(0, *left))

@@ -1,0 +1,307 @@
+"""kbert beside its peers on this machine: the same work in turn, each system in a process of its own.
+
+    python recipes/benchmark.py step --size base --sequence-length 128 --batch-size 32 --turns.peers peers/bin/python
+
+Peers take part where their libraries are installed, here or in the environments of --turns.peers; the others are named.
+Times are medians of rounds in turn, and ratios those of the median round: compare them, not times of different runs.
+"""
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from kbert import report
+from kbert.benchmark import jobs
+from kbert.benchmark.rounds import System, in_turn
+from kbert.benchmark.tables import Work, tell
+from kbert.command_line import import_tensorflow, run
+from kbert.config import BertConfig
+from kbert.training import measurement, planning
+
+
+@dataclass(frozen=True)
+class TurnRule:
+    """Who takes part, and how often.
+
+    Args:
+        rounds: so many times each system works in turn.
+        peers: interpreters of other environments, where peers are installed that are not here.
+        output: folder for metrics.json and rounds.jsonl.
+    """
+
+    rounds: int = 5
+    peers: tuple[str, ...] = ()
+    output: str | None = None
+
+
+Size = Literal["tiny", "mini", "small", "medium", "base", "large"]
+
+
+def step(
+    size: Size = "tiny",
+    sequence_length: int = 128,
+    batch_size: int = 64,
+    predictions: int = 20,
+    vocabulary_size: int = 30522,
+    backend: Literal["tensorflow", "jax"] = "tensorflow",
+    precision: Literal["float32", "bfloat16"] = "float32",
+    turns: TurnRule = TurnRule(),
+) -> None:
+    """A step of pre-training: forward, backward, clipping, AdamW; dropout 0.1, full sequences of random tokens.
+
+    Beside it the step's own matrix products, each alone in the fastest form that the backend has for it: the limit.
+    keras-hub computes in float32.
+
+    Args:
+        size: tiny (2 layers of 128) to large (24 of 1,024).
+        sequence_length: tokens per sequence.
+        batch_size: sequences per step.
+        predictions: per sequence, of the masked LM.
+        vocabulary_size: of the model.
+        backend: of kbert; on jax Keras's own step, on a GPU where JAX has one.
+        precision: of products and what is between them; variables and sums are float32.
+        turns: who takes part and how often.
+    """
+    check(turns)
+    import numpy as np
+
+    config = BertConfig.from_size(size, vocab_size=vocabulary_size)
+    setting = planning.Setting(config, batch_size, sequence_length, predictions, precision=precision)
+    with tempfile.TemporaryDirectory() as folder:
+        batch = Path(folder) / "batch.npz"
+        np.savez(batch, **measurement.random_batch(setting))
+        job = {"config": asdict(config), "setting": asdict(setting), "batch": str(batch)}
+        on_jax = backend == "jax"
+        ours = System(
+            "kbert", "step_kbert_jax" if on_jax else "step_kbert", job, environment={"KERAS_BACKEND": backend}
+        )
+        systems = [ours]
+        for name, xla in (("keras-hub", False), ("keras-hub, XLA", True)):
+            systems.append(jobs.peer(name, "step_keras_hub", job | {"xla": xla}, turns.peers, "keras_hub"))
+        for name, compiled in (("transformers", False), ("transformers, compiled", True)):
+            more = job | {"compiled": compiled}
+            systems.append(jobs.peer(name, "step_transformers", more, turns.peers, "transformers", "torch"))
+        products = {"products": jobs.products_of_step(setting), "precision": precision}
+        systems.append(System("limit", "limit_jax" if on_jax else "limit", products))
+        total = sum(sum(both) for both in planning.operations(setting).values())
+        title = f"A step of {size}, {batch_size} sequences of {sequence_length}"
+        compare(systems, turns, Work(title, batch_size * sequence_length, total))
+
+
+def inference(
+    model: str | None = None,
+    size: Size = "tiny",
+    sequence_length: int = 128,
+    batch_size: int = 32,
+    texts: str | None = None,
+    turns: TurnRule = TurnRule(),
+) -> None:
+    """The encoder's vectors of a batch of token ids, of full sequences or of real sentences of any lengths.
+
+    Peers get the sentences padded to the longest, as they compute them, and compute on CPUs. Answers are compared.
+
+    Args:
+        model: any folder that kbert.load knows, instead of random weights of a size.
+        size: tiny (2 layers of 128) to large (24 of 1,024).
+        sequence_length: tokens per sequence; the most of a sentence.
+        batch_size: sequences at once.
+        texts: a file whose first lines are the sentences, instead of full sequences of random tokens.
+        turns: who takes part and how often.
+    """
+    check(turns)
+    check_texts(texts, model)
+    import_tensorflow()
+    import numpy as np
+
+    with tempfile.TemporaryDirectory() as folder:
+        encoder, tokenizer = jobs.write_model(Path(folder), model, size)
+        config, random = encoder.config, np.random.default_rng(1)
+        if texts:
+            found = tokenizer(jobs.first_lines(texts, batch_size)).to_list()
+            ends = ([tokenizer.cls_id], [tokenizer.sep_id])
+            rows = [[*ends[0], *pieces[: sequence_length - 2], *ends[1]] for pieces in found]
+        else:
+            rows = random.integers(5, config.vocab_size, (batch_size, sequence_length)).tolist()
+        job = {"folder": folder, "rows": rows}
+        lengths = [len(row) for row in rows]
+        products = jobs.products_of_encoder(config, batch_size, round(sum(lengths) / batch_size))
+        systems = [
+            System("kbert", "inference_kbert", job | {"xla": False}),
+            jobs.peer("transformers", "inference_transformers", job, turns.peers, "transformers", "torch"),
+            jobs.peer("ONNX Runtime", "inference_onnxruntime", job, turns.peers, "onnxruntime", "onnxscript", "torch"),
+            System("limit", "limit", {"products": products, "precision": "float32"}),
+        ]
+        if len(set(lengths)) == 1:
+            systems.insert(1, System("kbert, XLA", "inference_kbert", job | {"xla": True}))
+        title = f"Encoder, {batch_size} sequences of {min(lengths)} to {max(lengths)} tokens"
+        compare(systems, turns, Work(title, sum(lengths), jobs.operations_of_encoder(config, lengths)))
+
+
+def serving(
+    texts: str,
+    model: str,
+    batch_size: int = 1,
+    sequence_length: int = 128,
+    turns: TurnRule = TurnRule(),
+) -> None:
+    """Raw text to probabilities of two classes: kbert's SavedModel beside tokenizers and ONNX Runtime.
+
+    Args:
+        texts: a file whose first lines are asked.
+        model: any folder that kbert.load knows; its encoder gets a new classifier.
+        batch_size: texts at once.
+        sequence_length: the most tokens of a text at the peers; kbert cuts at the model's positions.
+        turns: who takes part and how often.
+    """
+    check(turns)
+    check_texts(texts, model)
+    import_tensorflow()
+    import kbert
+
+    lines = jobs.first_lines(texts, batch_size)
+    with tempfile.TemporaryDirectory() as folder:
+        classifier, tokenizer = jobs.write_model(Path(folder), model, "tiny", labels=2)
+        saved_model = kbert.export(classifier, tokenizer, Path(folder) / "saved_model")
+        job = {"folder": folder, "saved_model": saved_model, "texts": lines, "sequence_length": sequence_length}
+        systems = [
+            System("kbert", "answers_kbert", job),
+            jobs.peer("ONNX Runtime", "answers_onnxruntime", job, turns.peers, "onnxruntime", "onnxscript", "torch"),
+        ]
+        lengths = [min(int(length) + 2, sequence_length) for length in tokenizer(lines).row_lengths()]
+        total = jobs.operations_of_encoder(classifier.config, lengths)
+        compare(systems, turns, Work(f"{batch_size} raw texts to probabilities", sum(lengths), total))
+
+
+def data(
+    corpus: str,
+    vocabulary: str,
+    sequence_length: int = 128,
+    batch_size: int = 256,
+    tokens: int = 5_000_000,
+    turns: TurnRule = TurnRule(),
+) -> None:
+    """Text files to finished batches by kbert, beside what others need for the tokens alone.
+
+    Args:
+        corpus: a file, or a folder of .txt files.
+        vocabulary: a vocab.txt.
+        sequence_length: tokens per sequence.
+        batch_size: sequences per batch.
+        tokens: real tokens of a round.
+        turns: who takes part and how often.
+    """
+    check(turns)
+    for path in (corpus, vocabulary):
+        if not Path(path).exists():
+            raise ValueError(f"{path}: no such file or folder")
+    files = sorted(str(path) for path in Path(corpus).rglob("*.txt")) if Path(corpus).is_dir() else [corpus]
+
+    job = {"corpus": [corpus], "files": files, "vocabulary": vocabulary, "tokens": tokens}
+    job |= {"sequence_length": sequence_length, "batch_size": batch_size}
+    systems = [
+        System("kbert", "data_kbert", job),
+        System("tensorflow-text, tokens alone", "data_tensorflow_text", job),
+        jobs.peer("tokenizers, tokens alone", "data_tokenizers", job, turns.peers, "tokenizers"),
+    ]
+    compare(systems, turns, Work(f"Text to batches of {batch_size} x {sequence_length}", tokens))
+
+
+def fine_tuning(
+    model: str,
+    task: str,
+    data: str,
+    epochs: int = 3,
+    learning_rate: float = 5e-5,
+    batch_size: int = 32,
+    sequence_length: int = 128,
+    turns: TurnRule = TurnRule(rounds=1),
+) -> None:
+    """A task of GLUE from the start of the process to the scores of dev; transformers pads each batch to its longest.
+
+    Args:
+        model: any folder that kbert.load knows.
+        task: mrpc, cola, sst-2, sts-b and so on.
+        data: its folder.
+        epochs: of both.
+        learning_rate: of both.
+        batch_size: of both.
+        sequence_length: the most tokens of both.
+        turns: who takes part and how often.
+    """
+    check(turns)
+    import_tensorflow()
+    import numpy as np
+
+    from kbert.tasks import classification
+
+    problem = classification.of_task(task, data)
+    split, dev = next(iter(problem.dev.items()))
+    with tempfile.TemporaryDirectory() as folder:
+        _, tokenizer = jobs.write_model(Path(folder), model, "tiny")
+        examples = {"train": with_targets(problem, problem.train), "dev": with_targets(problem, dev)}
+        (Path(folder) / "examples.json").write_text(json.dumps(examples))
+        job = {"folder": folder, "examples": f"{folder}/examples.json", "labels": max(len(problem.labels), 1)}
+        job |= {"recipe": str(Path(__file__).with_name("fine_tune_glue.py")), "task": task, "data": data}
+        job |= {"epochs": epochs, "learning_rates": learning_rate, "batch_sizes": batch_size}
+        job |= {"sequence_length": sequence_length}
+        systems = [
+            System("kbert", "fine_tuning_kbert", job),
+            jobs.peer("transformers", "fine_tuning_transformers", job, turns.peers, "transformers", "torch"),
+        ]
+        tokens = epochs * sum(min(length, sequence_length) for length in lengths_of(tokenizer, problem.train))
+        results = compare(systems, turns, Work(f"{task}, {epochs} epochs", tokens))
+    scores = {"kbert": results[0].rounds[-1]["scores"]}
+    for result in results[1:]:
+        if result.rounds:
+            logits = np.array(result.rounds[-1]["logits"])
+            scores[result.name] = problem.scores(dev, logits if problem.labels else logits[:, 0])
+    rows = {name: ", ".join(f"{metric} {value:.4f}" for metric, value in of.items()) for name, of in scores.items()}
+    report.table(f"Scores of {split}", rows)
+
+
+def with_targets(problem, examples: Sequence) -> list:
+    """Rows of text, second text or None, and target."""
+    targets = next(iter(problem.targets(examples).values())).tolist()
+    return [[one.text_a, one.text_b, target] for one, target in zip(examples, targets, strict=True)]
+
+
+def lengths_of(tokenizer, examples: Sequence) -> list[int]:
+    """Tokens of [CLS] A [SEP] or [CLS] A [SEP] B [SEP]."""
+    lengths = tokenizer([one.text_a for one in examples]).row_lengths().numpy() + 2
+    if examples[0].text_b is not None:
+        lengths = lengths + tokenizer([one.text_b for one in examples]).row_lengths().numpy() + 1
+    return lengths.tolist()
+
+
+def check(turns: TurnRule) -> None:
+    """Raises ValueError for no round and for interpreters that are not there."""
+    if turns.rounds < 1:
+        raise ValueError(f"--turns.rounds {turns.rounds}: expected at least 1")
+    for python in turns.peers:
+        if not Path(python).is_file():
+            raise ValueError(f"--turns.peers {python}: no such file; expected an environment's python")
+
+
+def check_texts(texts: str | None, model: str | None) -> None:
+    """Raises ValueError for texts without a model, whose vocabulary they need, and for files that are not there."""
+    if texts and not model:
+        raise ValueError(f"--texts {texts}: expected --model, whose vocabulary has their tokens")
+    if texts and not Path(texts).is_file():
+        raise ValueError(f"--texts {texts}: no such file; expected one text a line")
+
+
+def compare(systems: Sequence, turns: TurnRule, work) -> list:
+    """All systems' results, with progress, told."""
+    with report.progress(f"{len(systems)} systems in turn") as progress:
+        results = in_turn(systems, turns.rounds, progress)
+    tell(work, results, turns.output)
+    return results
+
+
+main = {"step": step, "inference": inference, "serving": serving, "data": data, "fine_tuning": fine_tuning}
+
+if __name__ == "__main__":
+    run(main, tensorflow=False)

@@ -1,0 +1,124 @@
+"""Systems work in turn in processes of their own; who cannot is named; medians and ratios are those of the rounds."""
+
+import json
+import sys
+
+import pytest
+
+from kbert.benchmark import jobs
+from kbert.benchmark.rounds import SYSTEMS, Result, System, best_forms, first_with, in_turn, ratio
+from kbert.benchmark.tables import Work, tell
+from kbert.config import BertConfig
+from kbert.training import planning
+
+FAKE = """
+from worker import serve
+
+def prepare(job):
+    if "import" in job:
+        __import__(job["import"])
+    print("a library's greeting")
+    count = 0
+
+    def work():
+        nonlocal count
+        count += 1
+        with open(job["log"], "a") as log:
+            log.write(job["name"])
+        if job.get("fails") == count:
+            raise RuntimeError("out of luck")
+        return {"seconds": job["seconds"] * count}
+
+    return {"check": job["check"]}, work
+
+serve(prepare)
+"""
+
+
+@pytest.fixture
+def system(tmp_path, monkeypatch):
+    (tmp_path / "fake.py").write_text(FAKE)
+    monkeypatch.setenv("PYTHONPATH", str(SYSTEMS))  # where worker is
+
+    def new(name, seconds=1.0, **job):
+        job = {"name": name, "seconds": seconds, "log": str(tmp_path / "log"), "check": [[1.0, 2.0]], **job}
+        return System(name, str(tmp_path / "fake"), job)
+
+    return new
+
+
+def test_each_round_begins_with_another_system(system, tmp_path):
+    done = []
+    results = in_turn([system("a"), system("b", 2.0), system("c")], 3, lambda *place: done.append(place))
+    assert (tmp_path / "log").read_text() == "abc" + "bca" + "cab"
+    assert [one["seconds"] for one in results[1].rounds] == [2.0, 4.0, 6.0]
+    assert results[1].seconds == 4.0 and ratio(results[1], results[0]) == 2.0
+    assert all(result.peak_bytes > 1e6 and result.reason is None for result in results)
+    assert done[-1] == (12, 12)
+
+
+def test_who_lacks_a_library_or_fails_is_named_and_the_others_go_on(system):
+    systems = [system("a"), system("b", **{"import": "no_such_library"}), system("c", fails=2)]
+    ours, missing, failing = in_turn(systems, 3)
+    assert len(ours.rounds) == 3
+    assert missing.rounds == [] and missing.reason == "no_such_library is not installed"
+    assert len(failing.rounds) == 1 and failing.reason == "RuntimeError: out of luck"
+
+
+def test_a_job_may_be_large(system):
+    assert in_turn([system("a", rows=[[7] * 1000] * 1000)], 1)[0].rounds
+
+
+def test_without_the_first_there_is_nothing_to_compare(system):
+    with pytest.raises(ValueError, match="a: no_such_library is not installed"):
+        in_turn([system("a", **{"import": "no_such_library"}), system("b")], 1)
+
+
+def test_who_computes_something_else_is_not_compared(system):
+    _, same, other = in_turn([system("a"), system("b", check=[[1.0001, 2.0]]), system("c", check=[[1.1, 2.0]])], 1)
+    assert same.rounds and not other.rounds and other.reason == "answers otherwise than a"
+
+
+def test_the_interpreter_is_the_first_that_has_the_library(tmp_path):
+    other = tmp_path / "python"
+    other.write_text(f'#!/bin/sh\nexec {sys.executable} -c "" \n')  # which says yes to all
+    other.chmod(0o755)
+    assert first_with(["json"], [str(other)]) == sys.executable
+    assert first_with(["no_such_library"], [str(other)]) == str(other)
+    assert first_with(["no_such_library"], []) == sys.executable
+
+
+def test_products_have_the_operations_of_the_step_and_of_the_encoder():
+    setting = planning.Setting(BertConfig.from_size("mini"), 4, 32, 5)
+
+    def operations(products):
+        return sum(2 * one["times"] * one["batch"] * one["m"] * one["n"] * one["k"] for one in products)
+
+    total = sum(sum(both) for both in planning.operations(setting).values())
+    assert operations(jobs.products_of_step(setting)) == total
+    encoder = jobs.products_of_encoder(setting.config, 4, 32)
+    assert operations(encoder) == jobs.operations_of_encoder(setting.config, [32] * 4)
+    scores = next(one for one in encoder if one["name"] == "attention scores")
+    assert (scores["times"], scores["batch"], scores["k"]) == (4, 4 * 4, 64)
+
+
+def test_a_share_is_of_the_limit_and_the_form_is_the_fastest_in_the_median(tmp_path, capsys):
+    ours = Result("kbert", {"versions": "1"}, [{"seconds": 2.0}, {"seconds": 4.0}, {"seconds": 3.0}], 5 * 10**6)
+    peer = Result("peer", {}, [{"seconds": 6.0}] * 3, 10**6)
+    forms = [{"one": 1.0, "other": 2.0}, {"one": 5.0, "other": 2.0}, {"one": 5.0, "other": 2.0}]
+    limit = Result("limit", {}, [{"seconds": 1.5, "forms": {"product": form}} for form in forms])
+    assert best_forms(limit) == {"product": ("other", 2.0)}
+    gone = Result("gone", reason="it is not installed")
+    stopped = Result("stopped", {}, [{"seconds": 1.0}], reason="out of memory")
+    tell(Work("a step", 300, 6 * 10**9), [ours, peer, limit, gone, stopped], str(tmp_path))
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert (
+        metrics["kbert, tokens/s"] == 100 and metrics["kbert, GFLOP/s"] == 2 and metrics["kbert, of the limit"] == 0.5
+    )
+    assert metrics["peer, times kbert's"] == 2.0 and metrics["peer, peak MB"] == 1.0
+    out = capsys.readouterr().out
+    assert "gone: it is not installed" in out and "stopped: out of memory" in out
+    assert not [name for name in metrics if name.startswith(("gone", "stopped"))]
+    lines = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
+    assert [line["name"] for line in lines] == ["kbert", "peer", "limit", "gone", "stopped"]
+    assert lines[0]["rounds"][1] == {"seconds": 4.0}
