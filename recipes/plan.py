@@ -157,19 +157,26 @@ def check_work(steps: int | None, tokens: int | None, epochs: float, filled: flo
     """Raises ValueError for two answers to how long the run is, and for none where a part of one is given."""
     if steps is not None and tokens is not None:
         raise ValueError(f"--steps {steps} and --tokens {tokens}: expected one of them")
-    if tokens is None and (epochs, filled) != (1.0, FILLED):
-        raise ValueError(f"--epochs {epochs} and --filled {filled}: expected --tokens beside them")
-    numbers = [number for number in (steps, tokens, epochs, filled) if number is not None]
-    if min(numbers) <= 0 or filled > 1:
-        raise ValueError("--steps, --tokens, --epochs and --filled: expected numbers above 0, --filled at most 1")
+    for name, value, default in (("epochs", epochs, 1.0), ("filled", filled, FILLED)):
+        if tokens is None and value != default:
+            raise ValueError(f"--{name} {value:g}: expected --tokens beside it")
+    check_positive(steps=steps, tokens=tokens, epochs=epochs, filled=filled)
+    if filled > 1:
+        raise ValueError(f"--filled {filled:g}: expected at most 1")
 
 
 def check_measuring(measure: bool, gflops: float | None, seconds: float, memory: float | None) -> None:
     """Raises ValueError for a speed that is both given and measured, and for numbers that are none."""
     if measure and gflops is not None:
         raise ValueError(f"--gflops {gflops} is measured; expected --no-measure beside it")
-    if seconds <= 0 or (gflops is not None and gflops <= 0) or (memory is not None and memory <= 0):
-        raise ValueError("--seconds, --gflops and --memory: expected numbers above 0")
+    check_positive(seconds=seconds, gflops=gflops, memory=memory)
+
+
+def check_positive(**flags: float | None) -> None:
+    """Raises ValueError for one that is given and not above 0."""
+    for name, value in flags.items():
+        if value is not None and not value > 0:
+            raise ValueError(f"--{name} {value:g}: expected more than 0")
 
 
 def shares(counted: dict, total: int) -> dict:
