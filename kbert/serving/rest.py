@@ -48,7 +48,8 @@ def read_request(body: bytes, inputs_of) -> Request:
         raise Refused(400, f"signature_name is {shown(name)}, expected a string")
     given = [key for key in ("instances", "inputs") if key in content]
     if len(given) != 1:
-        raise Refused(400, f'expected "instances" (a list of rows) or "inputs" (columns), one of them; got {given}')
+        got = shown(given or list(content))
+        raise Refused(400, f'expected "instances" (a list of rows) or "inputs" (columns), one of them; got {got}')
     unknown = content.keys() - {"signature_name", *given}
     if unknown:
         raise Refused(400, f"unknown: {', '.join(sorted(unknown))}; expected signature_name and {given[0]}")

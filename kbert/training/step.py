@@ -14,15 +14,13 @@ import tensorflow as tf
 
 from kbert.training import pieces
 from kbert.training.distribution import SUM, loss_is_told, shared_out
+from kbert.training.loss_scale import LossScale
 from kbert.training.metrics import Mean, Sum
 from kbert.training.optimization import global_norm
 
 # Between the seeds of one generator's draws on two replicas. Seeds are Python's random integers, so that no two
 # generators are likely to be a multiple of it apart.
 SEED_STRIDE = 7_919_000_003
-# In float16 small gradients vanish: the loss is scaled by this much, by half of it where a gradient overflows, and by
-# twice as much when none has for so many steps.
-FIRST_LOSS_SCALE, STEPS_TO_DOUBLE = 2.0**15, 2000
 
 
 class TrainingStep:
@@ -65,9 +63,7 @@ class TrainingStep:
         self.jit_compiled = jit_compile
         with self.distribute_strategy.scope():
             self.data_position = tf.Variable([0, 0, 0], dtype=tf.int64, trainable=False, name="data_position")
-            if self.scales_loss:
-                self.loss_scale = tf.Variable(FIRST_LOSS_SCALE, trainable=False, name="loss_scale")
-                self.steps_at_scale = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps_at_scale")
+            self.loss_scale = LossScale() if self.bert.compute_dtype == "float16" else None
             if not self.optimizer.built:
                 self.optimizer.build(self.learned_variables)
         # `apply` gets gradients that are reduced already; Keras would reduce them after clipping (TRAPS 1).
@@ -87,14 +83,9 @@ class TrainingStep:
     def compile_from_config(self, config):
         self.compile(**config | {"optimizer": keras.saving.deserialize_keras_object(config["optimizer"])})
 
-    @property
-    def scales_loss(self) -> bool:
-        return self.bert.compute_dtype == "float16"
-
     def run_variables(self) -> dict:
         """The variables of a run that are neither weights, nor the optimizer's, nor the metrics', by name."""
-        names = ["data_position", *(["loss_scale", "steps_at_scale"] if self.scales_loss else [])]
-        return {name: getattr(self, name) for name in names}
+        return {"data_position": self.data_position, **(self.loss_scale.variables if self.loss_scale else {})}
 
     def fit(self, x=None, *args, steps_per_epoch=None, **options):
         if steps_per_epoch == 0:
@@ -175,7 +166,7 @@ class TrainingStep:
     def _train_step(self, gradients_of, data, stop):
         """One update by one global batch, in cross-replica context, and what there is to say of it in the metrics."""
         features, position = unpack(data)
-        if self.scales_loss:
+        if self.loss_scale:
             results = self._scaled_update(gradients_of, features, stop)
         else:
             results = self._run(functools.partial(self._update, gradients_of), features, stop)
@@ -208,27 +199,15 @@ class TrainingStep:
 
     def _scaled_update(self, gradients_of, features, stop):
         """The same in float16: where a gradient overflowed, nothing moves but the loss scale and the count of steps."""
-        strategy, iterations = self.distribute_strategy, self.optimizer.iterations
+        strategy = self.distribute_strategy
         gradients, results = strategy.run(functools.partial(self._reduced, gradients_of), (features, stop))
         results = tf.nest.map_structure(lambda value: strategy.experimental_local_results(value)[0], results)
-        is_finite = tf.math.is_finite(results["norm"])
-
-        def apply():
-            strategy.run(lambda gradients: self.optimizer.apply(gradients, self.learned_variables), (gradients,))
-            return self.steps_at_scale + 1
-
-        def skip():
-            iterations.assign_add(1)
-            return tf.constant(0, tf.int64)
-
-        steps = tf.cond(is_finite, apply, skip)
-        is_long = steps >= STEPS_TO_DOUBLE
-        self.loss_scale.assign(self.loss_scale * tf.where(is_finite, tf.where(is_long, 2.0, 1.0), 0.5))
-        self.steps_at_scale.assign(tf.where(is_long, tf.constant(0, tf.int64), steps))
-        norm = tf.where(is_finite, results["norm"], 0.0)
-        # At a scale below 1 it is not the scale that makes gradients overflow.
-        norm = tf.where(self.loss_scale < 1, float("inf"), norm)
-        return results | {"norm": norm, "applied": tf.cast(is_finite | (self.loss_scale < 1), tf.float32)}
+        norm, applied = self.loss_scale.update(
+            results["norm"],
+            apply=lambda: strategy.run(lambda g: self.optimizer.apply(g, self.learned_variables), (gradients,)),
+            skip=lambda: self.optimizer.iterations.assign_add(1),
+        )
+        return results | {"norm": norm, "applied": applied}
 
     def _reduced(self, gradients_of, features, stop):
         """The gradients of the global batch, and what there is to say of it: one replica's part."""
@@ -247,8 +226,8 @@ class TrainingStep:
         gradients = replica.all_reduce(SUM, gradients)
         # An identity, so that it is on the replica's own device, as what is reduced must be.
         sums, tokens, stop = replica.all_reduce(SUM, (sums, tokens, tf.identity(stop)))
-        if self.scales_loss:
-            gradients = [gradient / self.loss_scale for gradient in gradients]
+        if self.loss_scale:
+            gradients = [gradient / self.loss_scale.scale for gradient in gradients]
         results = {"sums": sums, "norm": global_norm(gradients), "applied": 1.0, "stop": stop}
         return gradients, results | {"real_tokens": tokens[0], "token_slots": tokens[1]}
 
@@ -285,7 +264,7 @@ class TrainingStep:
                 sums = self.sums(features, self(features, training=True))
                 # By the weights on all replicas: the gradients add up to those of the whole batch (TRAPS 2).
                 loss = sum(tf.math.divide_no_nan(sums[name][0], weights[name]) for name in self.loss_names)
-                loss = loss * self.loss_scale if self.scales_loss else loss
+                loss = loss * self.loss_scale.scale if self.loss_scale else loss
         variables = self.learned_variables
         # Dense, as a reduction of IndexedSlices is slow or fails (TRAPS 12); of known shape where a batch has none.
         gradients = [tf.convert_to_tensor(gradient) for gradient in tape.gradient(loss, variables)]

@@ -82,6 +82,16 @@ def test_all_numbers_of_replicas_and_ways_to_run_them_train_as_one(start_process
         print("", *rows, sep="\n")
 
 
+@pytest.mark.long
+def test_replicas_skip_the_same_steps_of_float16_as_one(start_process, tmp_path):
+    options = {"loss_scale": 2.0**20, "steps": 12}
+    one, two = (run(start_process, tmp_path, replicas, **options) for replicas in (1, 2))
+    skipped = one["norms"] == 0
+    assert skipped[0] and not skipped[-1] and (skipped == (two["norms"] == 0)).all()
+    for name in ("losses", "norms"):
+        np.testing.assert_allclose(two[name], one[name], rtol=0.02)
+
+
 DROPOUT = {"dropout": 0.5, "steps": 3, "jit_compile": False}
 
 

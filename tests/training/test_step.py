@@ -229,17 +229,17 @@ def test_a_gradient_that_overflows_in_float16_moves_nothing_and_halves_the_loss_
     half = new_model(dtype="mixed_float16")
     half.compile(new_optimizer(), jit_compile=False)
     before = [weight.numpy() for weight in half.weights]
-    half.loss_scale.assign(2.0**40)
+    half.loss_scale.scale.assign(2.0**40)
     history = fit(half, dataset(), 1)
-    assert half.steps_done == 1 and float(half.loss_scale) == 2.0**39 and history["gradient_norm"] == [0.0]
+    assert half.steps_done == 1 and float(half.loss_scale.scale) == 2.0**39 and history["gradient_norm"] == [0.0]
     for weight, value in zip(half.weights, before, strict=True):
         np.testing.assert_array_equal(weight.numpy(), value)
-    half.loss_scale.assign(2.0**15)
-    half.steps_at_scale.assign(1999)
+    half.loss_scale.scale.assign(2.0**15)
+    half.loss_scale.steps.assign(1999)
     fit(half, dataset(1), 1)
-    assert float(half.loss_scale) == 2.0**16 and int(half.steps_at_scale) == 0
+    assert float(half.loss_scale.scale) == 2.0**16 and int(half.loss_scale.steps) == 0
     assert any((weight.numpy() != value).any() for weight, value in zip(half.weights, before, strict=True))
-    half.loss_scale.assign(2.0**40)
+    half.loss_scale.scale.assign(2.0**40)
     assert {"loss_scale", "steps_at_scale"} <= state(half).keys()
 
 

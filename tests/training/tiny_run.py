@@ -172,17 +172,21 @@ class EachCall(keras.callbacks.Callback):
         self.model.reset_metrics()
 
 
-def on_replicas(output, replicas=1, cluster=None, steps=20, size=16, dropout=0.0, rows=None, **options):
+def on_replicas(
+    output, replicas=1, cluster=None, steps=20, size=16, dropout=0.0, rows=None, loss_scale=None, **options
+):
     """Trains a small BERT on parts of the CPU, or in a process of a cluster; what it reached is left in `output`.
 
-    rows: the numbers of those of each batch that are taken, instead of all.
+    rows: the numbers of those of each batch that are taken, instead of all. loss_scale: the first, in float16.
     """
     tf.config.experimental.enable_op_determinism()
     word = "multi_worker" if cluster else "mirrored" if replicas > 1 else "one"
     strategy = new_strategy(word, replicas if word == "mirrored" else None, cluster)
     with strategy.scope():
-        model = new_model(dropout, num_hidden_layers=2)
+        model = new_model(dropout, "mixed_float16" if loss_scale else None, num_hidden_layers=2)
         model.compile(new_optimizer(peak=1e-4), **{"jit_compile": False, **options})  # the paper's rate
+    if loss_scale:
+        model.loss_scale.scale.assign(loss_scale)
     batches = [small(number, size) for number in range(steps)]
     if rows is not None:
         batches = [{name: v if name == "data_position" else v[rows] for name, v in one.items()} for one in batches]
