@@ -84,7 +84,7 @@ def load_model(directory) -> keras.Model:
     model = new_model(config, task, path if path.exists() else directory)
     read_weights(model, directory / "model.weights.h5")
     if (directory / "labels.txt").exists():
-        model.labels = (directory / "labels.txt").read_text(encoding="utf-8").split("\n")[:-1]
+        model.labels = (directory / "labels.txt").read_bytes().decode().split("\n")[:-1]
         if len(model.labels) != task.get("num_labels"):
             raise ValueError(
                 f"{directory / 'labels.txt'} has {len(model.labels)} lines, expected the {task.get('num_labels')} of "

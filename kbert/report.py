@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -29,7 +30,8 @@ def table(title: str, rows: dict[str, object], columns: tuple[str, ...] = ("", "
     printed = Table(*columns, title=title, title_justify="left")
     for name, values in rows.items():
         values = values if isinstance(values, tuple) else (values,)
-        printed.add_row(name, *(f"{value:.6g}" if isinstance(value, float) else str(value) for value in values))
+        cells = (f"{value:.6g}" if isinstance(value, float) else str(value) for value in (name, *values))
+        printed.add_row(*map(escape, cells))  # names of labels may have brackets
     CONSOLE.print(printed)
 
 

@@ -1,6 +1,7 @@
 """Files that are there whole or not at all, also after a kill, a crash or a full disk."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -23,3 +24,11 @@ def write_whole(path, content: bytes) -> None:
         if isinstance(error, OSError) and error.filename is None:
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise
+
+
+def refuse_to_replace(inputs: Iterable, outputs: Iterable[Path]) -> None:
+    """Raises ValueError if a file that will be written is one that is read; inputs may be None."""
+    read = {Path(path).resolve() for path in inputs if path}
+    for path in outputs:
+        if path.resolve() in read:
+            raise ValueError(f"{path} is an input and would be replaced; give another --output")

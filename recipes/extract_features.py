@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from kbert.command_line import run
+from kbert.whole_file import refuse_to_replace
 
 USUAL_LAYERS = (-1, -2, -3, -4)
 ENDINGS = (".jsonl", ".npz", ".tfrecord")
@@ -39,6 +40,7 @@ def main(
         lower_case: whether the vocabulary is an uncased one, where the model does not say.
     """
     check_flags(output, layers, mix, weights, unit)
+    refuse_to_replace((input,), (Path(output),))
     # Not at the top, so that --help answers at once.
     import kbert
     from kbert import report
@@ -71,6 +73,8 @@ def check_flags(output: str, layers: tuple, mix: str, weights, unit: str) -> Non
     """Raises ValueError for flags that do not go together."""
     if Path(output).suffix.lower() not in ENDINGS:
         raise ValueError(f"--output {output}: expected a file that ends in {', '.join(ENDINGS)}")
+    if not Path(output).absolute().parent.is_dir():
+        raise ValueError(f"--output {output}: there is no such folder; expected one to write to")
     if unit == "pooled" and (layers, mix, weights) != (USUAL_LAYERS, "none", None):
         raise ValueError("--unit pooled: the pooled vector has no --layers, --mix or --weights; expected none of them")
 

@@ -228,13 +228,14 @@ def predict(problem, task: str | None, encoded: dict, best: dict, output: Path) 
     """Writes the best model's answers, unless they are there already."""
     import kbert
     from kbert.tasks.batches import logits_of
-    from kbert.tasks.classification import write_answers
+    from kbert.tasks.classification import answer_files, write_answers
     from kbert.training.search import to_json
     from kbert.whole_file import write_whole
 
     note = output / "predictions.json"
     made_of = {"best": best, "examples": digest_of({**problem.dev, **problem.test})}
-    if not note.exists() or json.loads(note.read_bytes()) != made_of:
+    files = answer_files(problem, task, output)
+    if not all(path.exists() for path in (note, *files)) or json.loads(note.read_bytes()) != made_of:
         trained, _ = kbert.load(output)
         logits = {name: logits_of(trained, encoded[name]) for name in [*problem.dev, *problem.test]}
         write_answers(problem, task, logits, output)

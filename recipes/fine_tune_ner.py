@@ -22,6 +22,7 @@ from kbert.fine_tuning import (
     search_all,
     settings_of,
 )
+from kbert.whole_file import refuse_to_replace
 
 
 @dataclass(frozen=True)
@@ -123,19 +124,24 @@ def main(
     sets = {
         name: ner.read(path, scheme, columns) for name, path in (("train", train), ("dev", dev), ("test", test)) if path
     }
+    written = [Path(output) / f"{name}{ending}" for name in sets for ending in (".conll", ".jsonl")]
+    refuse_to_replace((train, dev, test), written)
     labels = ner.tag_names(sets["train"])
+    check_rules(layers, optimizer, seed)
     parts = replicas.num_replicas_in_sync * optimizer.accumulation
     check_grid(learning_rates, batch_sizes, epochs, restarts, len(sets["train"]), parts)
-    check_rules(layers, optimizer, seed)
     if head == "linear" and features != FeatureRule():
         raise ValueError("--features is what a BiLSTM reads; expected --head bilstm beside it")
+    if head == "bilstm" and features.frozen and (layers.frozen, layers.reinitialized, layers.decay) != (0, 0, 1.0):
+        raise ValueError("--layers: the BERT that a BiLSTM reads does not learn; expected --features.no-frozen too")
     first, tokenizer = kbert.load(model, lower_case=reading.lower_case)
     check_length(sequence_length, first)
     new_model = model_maker(first, head_of(labels, features if head == "bilstm" else None), layers, devices)
     new_model()  # refuses what the layers and the dropout cannot be
     encoded = {name: ner.encode(of, tokenizer, labels, sequence_length, context) for name, of in sets.items()}
-    settings = {"start": digest(first), "vocabulary": tokenizer.digest, "sets": ner.digest(sets), "labels": labels}
+    settings = {"start": digest(first), "vocabulary": tokenizer.digest, "labels": labels}
     settings |= {"sequence_length": sequence_length, "context": context, "seed": seed}
+    settings |= {"sets": ner.digest({name: sets[name] for name in ("train", "dev")})}  # not test, which changes no run
     settings |= {"features": asdict(features)} if head == "bilstm" else {}
     settings |= settings_of(layers, optimizer, devices)
     agree(replicas, settings)

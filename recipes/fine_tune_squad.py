@@ -3,6 +3,7 @@
 python recipes/fine_tune_squad.py --model runs/books --train train-v1.1.json --dev dev-v1.1.json --output runs/squad
 """
 
+import inspect
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,7 +107,9 @@ def main(
         optimizer: how the weights move.
         devices: on what the runs train.
     """
+    given = {name: value for name, value in locals().items() if value != USUAL[name]}
     check_files(model, train, predictions, null_odds)
+    check_scored_alone(predictions, given, answers)
     # Not at the top, so that --help answers at once.
     import kbert
     from kbert import report
@@ -125,9 +128,9 @@ def main(
     if not learned:
         raise ValueError(f"{train}, question {lost[0].id}: its answer is not where it is said to be, nor any other's")
     grid = {"epochs": epochs or (EPOCHS[version],), "batch_sizes": batch_sizes or (BATCH_SIZES[version],)}
+    check_rules(layers, optimizer, seed)
     parts = replicas.num_replicas_in_sync * optimizer.accumulation
     check_grid(learning_rates, **grid, restarts=restarts, examples=len(learned), parts=parts)
-    check_rules(layers, optimizer, seed)
     rule, answer_rule = rules(windows, answers, version)
     first, tokenizer = kbert.load(model, lower_case=windows.lower_case)
     check_length(windows.sequence_length, first)
@@ -212,6 +215,16 @@ def check_files(model: str | None, train: str | None, predictions: str | None, n
         raise ValueError(f"--null-odds {null_odds}: expected --predictions beside it")
 
 
+def check_scored_alone(predictions: str | None, given: dict, answers: AnswerFlags) -> None:
+    """Raises ValueError for flags of training, of those that differ from what they usually are, beside predictions."""
+    if predictions is not None:
+        needless = given.keys() - {"dev", "output", "predictions", "null_odds", "version", "answers"}
+        needless |= {"answers"} if answers != AnswerFlags(threshold=answers.threshold) else set()
+        for name in sorted(needless):
+            told = f"--{name.replace('_', '-')} is there for training; expected none of it"
+            raise ValueError(f"--predictions {predictions} is scored alone: {told}")
+
+
 def score_alone(questions, version: str, files: tuple, threshold: float | None, output: str) -> None:
     """Scores a file of predictions, and one of null odds or None, as the official scripts do."""
     from kbert import report
@@ -260,6 +273,9 @@ def facts_of(encoded: dict, questions: tuple, lost: list) -> dict:
     if lost:
         facts["the first of them"] = lost[0].id
     return facts
+
+
+USUAL = {name: parameter.default for name, parameter in inspect.signature(main).parameters.items()}
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def main(
         train: SWAG's .csv, CODAH's .tsv, or .jsonl of {"context": text, "endings": [texts], "label": number}.
         dev: the same, to choose the best run by.
         output: folder of the search and of the best model.
-        test: the same, with or without labels.
+        test: the same, to choose in; the labels may be empty.
         learning_rates: peaks to try; by default the paper's.
         batch_sizes: choices per update, to try; by default the paper's.
         epochs: numbers of passes to try; by default the paper's.
@@ -78,15 +78,16 @@ def main(
     files = {"train": train, "dev": dev, "test": test}
     sets = {name: swag.read(path) for name, path in files.items() if path}
     check_sets(sets)
+    check_rules(layers, optimizer, seed)
     parts = replicas.num_replicas_in_sync * optimizer.accumulation
     check_grid(learning_rates, batch_sizes, epochs, restarts, len(sets["train"]), parts)
-    check_rules(layers, optimizer, seed)
     first, tokenizer = kbert.load(model, lower_case=lower_case)
     check_length(sequence_length, first)
     new_model = model_maker(first, kbert.BertMultipleChoice, layers, devices)
     new_model()  # refuses what the layers and the dropout cannot be
     encoded = {name: swag.encode(of, tokenizer, sequence_length) for name, of in sets.items()}
-    settings = {"start": digest(first), "vocabulary": tokenizer.digest, "sets": swag.digest(sets)}
+    settings = {"start": digest(first), "vocabulary": tokenizer.digest}
+    settings |= {"sets": swag.digest({name: sets[name] for name in ("train", "dev")})}  # not test, which changes no run
     settings |= {"sequence_length": sequence_length, "seed": seed, **settings_of(layers, optimizer, devices)}
     agree(replicas, settings)
     with chief_first(replicas):

@@ -15,6 +15,7 @@ from typing import Literal
 from kbert.command_line import run as start
 from kbert.devices import DeviceRule, Strategy, check_batch
 from kbert.devices import start as start_devices
+from kbert.fine_tuning import check_numbers
 
 # Peak learning rates of BertAdam. Tiny's and Mini's are measured at batch 32: twice as much keeps Mini at the unigram
 # loss for 250 steps and costs Tiny the next sentences; Base's and Large's are the paper's, the others lie between.
@@ -164,6 +165,7 @@ def main(
         told = f"a multiple of --run.steps-per-call {run.steps_per_call}" if run.steps_per_call > 1 else "at least 1"
         raise ValueError(f"--steps {steps}: expected {told}")
     check_start(start, vocabulary, size)
+    check_numbers(optimizer)
     # Not at the top, so that --help answers at once.
     import keras
     import tensorflow as tf

@@ -25,6 +25,10 @@ def test_answers_are_scored_alone_under_the_official_names(folder, monkeypatch):
     ):
         call(f"{command} {flags}")
         assert json.loads((folder / "scored" / "metrics.json").read_text()).items() >= expected.items()
+    with pytest.raises(ValueError, match="scored alone: --epochs is there for training; expected none of it"):
+        call(f"{command} dev-v1.1.json --predictions right.json --epochs 7")
+    with pytest.raises(ValueError, match="scored alone: --answers is there for training"):
+        call(f"{command} dev-v1.1.json --predictions right.json --answers.n-best 7")
     with pytest.raises(ValueError, match=r"3-0 has no prediction \(of 5 in all\)"):
         call(f"{command} v2.json --predictions some.json")
 
@@ -38,7 +42,10 @@ def test_a_bert_learns_to_answer_or_not_to_and_a_second_call_does_no_work(folder
     answers = {path.stem: json.loads(path.read_text()) for path in output.glob("*.json")}
     passages = [p["context"] for p in json.loads((folder / "v2.json").read_text())["data"][0]["paragraphs"]]
     assert len(answers["predictions"]) == len(answers["null_odds"]) == 11
-    assert all(any(answer in passage for passage in passages) for answer in answers["predictions"].values())
+    found = list(answers["predictions"].values())
+    assert all(any(answer in passage for passage in passages) for answer in found)
+    best = [listed[0]["text"] for listed in answers["nbest_predictions"].values()]
+    assert any(text for text in best + found), "something is answered"
     assert all(1 <= len(listed) <= 6 for listed in answers["nbest_predictions"].values())
     assert {"exact", "f1", "best_f1", "NoAns_exact", "threshold"} <= set(answers["metrics"])
     before = {path: path.stat().st_mtime_ns for path in output.rglob("*") if path.name != "metrics.json"}

@@ -77,10 +77,10 @@ def test_a_pretrainer_without_next_sentences_is_loaded_as_one(tokenizer, tmp_pat
 
 def test_a_classifier_is_loaded_with_its_labels(tokenizer, tmp_path):
     model = BertClassifier(BertPretrainer(CONFIG).bert, num_labels=3)
-    model.labels = ["a", "b\u2028", "c"]
+    model.labels = ["a", "b\u2028", "c\rd"]
     kbert.save(model, tokenizer, tmp_path)
     loaded, _ = kbert.load(tmp_path)
-    assert list(loaded.labels) == ["a", "b\u2028", "c"]
+    assert list(loaded.labels) == ["a", "b\u2028", "c\rd"]
     assert_equal(model, loaded)
 
 

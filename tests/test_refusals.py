@@ -1,5 +1,7 @@
 """What a recipe cannot do ends with status 2 and one line, before long work begins."""
 
+from pathlib import Path
+
 import pytest
 from small_corpus import VOCABULARY, text
 from stranger import PRETRAIN, recipe, refuse
@@ -49,6 +51,7 @@ def test_bad_input_ends_with_status_2_and_one_line(bad_files, change, message):
         ("--corpus binary", "binary: byte 3: a zero byte: the file is binary"),
         ("--corpus latin.txt", "latin.txt: byte 3: 0xe9 is not valid UTF-8"),
         ("--vocabulary nomask.txt", "[MASK]"),
+        ("--optimizer.clip-norm -1", "--optimizer.clip-norm -1.0: expected a number above 0"),
         ("--sequence-length 7", "sequence_length 7; expected 8 to 512"),
         ("--sequence-length 513", "sequence_length 513; expected 8 to 512"),
         ("--batch-size 8 --optimizer.accumulation 3", "accumulation 3 does not divide it"),
@@ -94,6 +97,9 @@ def test_a_folder_that_holds_something_is_not_written_into_and_a_format_without_
         ("--layers.dropout 1", "dropout is 1.0, expected 0 up to"),
         ("--layers.decay 0", "--layers.decay 0.0: expected a share above 0, up to 1"),
         ("--optimizer.warmup 2", "--optimizer.warmup 2.0: expected a share from 0 to 1"),
+        ("--optimizer.clip-norm 0", "--optimizer.clip-norm 0.0: expected a number above 0"),
+        ("--optimizer.weight-decay -1", "--optimizer.weight-decay -1.0: expected a number, 0 or more"),
+        ("--optimizer.accumulation 0", "--optimizer.accumulation 0: expected at least 1"),
         ("--reading.kind labels", "--reading.kind labels: the task mrpc brings its own"),
     ],
 )
@@ -111,6 +117,7 @@ def test_fine_tuning_that_cannot_be_is_refused_before_it_begins(folder, start, m
         ("--train moved.json", "moved.json, question 0-0: its answer is not where it is said to be, nor any other's"),
         ("--null-odds odds.json", "--null-odds odds.json: expected --predictions beside it"),
         ("--predictions right.json", "--predictions right.json is scored alone; expected one of them"),
+        ("--optimizer.accumulation 0", "--optimizer.accumulation 0: expected at least 1"),
         ("--windows.stride 4", "stride is 4, expected 8 to sequence_length"),
         ("--windows.sequence-length 600", "--sequence-length 600: expected 8 to 512, the model's positions"),
         ("--answers.longest 0", "--answers.longest 0: expected at least 1"),
@@ -145,6 +152,14 @@ def test_what_no_answers_can_be_learned_from_is_refused(folder, start, monkeypat
             "--head bilstm --features.layers 3",
             "layer 3 is not there, expected 0 (the embeddings) to 2",
         ),
+        (
+            "fine_tune_ner",
+            "--head bilstm --layers.reinitialized 1",
+            "--layers: the BERT that a BiLSTM reads does not learn; expected --features.no-frozen too",
+        ),
+        ("fine_tune_ner", "--output .", "train.conll is an input and would be replaced; give another --output"),
+        ("extract_features", "--input lines.jsonl --output lines.jsonl", "lines.jsonl is an input and would be repla"),
+        ("extract_features", "--output nowhere/v.tfrecord", "--output nowhere/v.tfrecord: there is no such folder"),
         ("fine_tune_swag", "--dev uneven.tsv", "uneven.tsv, line 2: 1 endings; expected 2, as in the first row"),
         ("fine_tune_swag", "--batch-sizes 16", "--batch-sizes 16: there are 8 training examples"),
         ("extract_features", "--layers 3", "layer 3 is not there, expected 0 (the embeddings) to 2, or -2 to -1"),
@@ -170,6 +185,7 @@ def test_what_these_recipes_cannot_do_is_refused(folder, start, monkeypatch, nam
         "extract_features": "--input lines.txt --output not_tuned.npz --layers 1",
     }
     refuse(name, f"--model {start} {files[name]} {change}", message)
+    assert not Path("not_tuned.npz").exists()
 
 
 @pytest.mark.parametrize(

@@ -110,11 +110,17 @@ def balanced_weights(targets: dict, classes: int) -> list[float]:
     return (counts.sum() / (classes * np.maximum(counts, 1))).tolist()
 
 
+def answer_files(problem: Problem, task: str | None, output: Path) -> list[Path]:
+    """Where write_answers puts the predictions of the test files, and the confusion matrix of classes."""
+    files = [output / (f"{name}.tsv" if task else f"{name}_predictions.tsv") for name in problem.test]
+    return files + ([output / "confusion_matrix.png"] if problem.kind == "class" else [])
+
+
 def write_answers(problem: Problem, task: str | None, logits: dict, output: Path) -> None:
     """Predictions of the test files, as GLUE's server takes them, and the confusion matrix of dev as a picture."""
-    for name in problem.test:
+    files = answer_files(problem, task, output)
+    for name, path in zip(problem.test, files, strict=False):
         written = problem.written(logits[name])
-        path = output / (f"{name}.tsv" if task else f"{name}_predictions.tsv")
         content = "".join(f"{line}\n" for line in ["prediction", *written])
         write_whole(path, (glue.submission(glue.task_named(task), written) if task else content).encode())
         print(f"{path}: {len(written)} predictions")
@@ -122,7 +128,7 @@ def write_answers(problem: Problem, task: str | None, logits: dict, output: Path
         name = next(iter(problem.dev))
         truth = problem.targets(problem.dev[name])["label_ids"]
         pixels = confusion_matrix(truth, problem.answers(logits[name]), problem.labels)
-        write_whole(output / "confusion_matrix.png", tf.io.encode_png(pixels).numpy())
+        write_whole(files[-1], tf.io.encode_png(pixels).numpy())
         shutil.rmtree(output / "logs" / "best", ignore_errors=True)
         with tf.summary.create_file_writer(str(output / "logs" / "best")).as_default(0):
             tf.summary.image("dev/confusion matrix", pixels[None])

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -35,13 +36,15 @@ def read(path, columns: Columns, several_labels: bool = False, left_out: list | 
     examples = []
     for where, row in rows(Path(path), numbered=isinstance(columns.text_a, int)):
         if several_labels and isinstance(row.get(columns.label), list):
-            row[columns.label] = ",".join(map(str, row[columns.label]))
+            row[columns.label] = ",".join(one_label(where, label) for label in row[columns.label])
         if left_out is not None and any(column is not None and not row.get(column) for column in columns):
             left_out.append(where)
             continue
         values = [None if column is None else value(where, row, column) for column in columns]
-        if columns.label is not None and not several_labels and not values[2].strip():
-            raise ValueError(f"{where}: {columns.label!r} is empty; expected a label")
+        if columns.label is not None:
+            values[2] = values[2].strip()
+            if not several_labels and not values[2]:
+                raise ValueError(f"{where}: {columns.label!r} is empty; expected a label")
         examples.append(Example(*values, where))
     if not examples:
         raise ValueError(f"{path}: holds no examples; expected one a line")
@@ -58,11 +61,15 @@ def rows(path: Path, numbered: bool = False) -> Iterator[tuple[str, dict]]:
         if kind == ".jsonl":
             yield from json_rows(path, lines)
             return
+        csv.field_size_limit(sys.maxsize)  # a text may be a book
         quoting = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {"strict": True}
         reader = csv.reader(lines, **quoting)
         try:
             header = None if numbered else [name.strip() for name in next(reader, [])]
             for cells in reader:
+                if kind == ".csv" and header and len(cells) > len(header):
+                    told = f"{path}, line {reader.line_num}: {len(cells)} cells, expected the header's {len(header)}"
+                    raise ValueError(f"{told}; a text with a comma stands in quotes")
                 if cells:  # short rows are seen where a column is asked for
                     pairs = enumerate(cells) if numbered else zip(header, cells, strict=False)
                     yield f"{path}, line {reader.line_num}", dict(pairs)
@@ -98,14 +105,35 @@ def json_rows(path: Path, lines: Iterator[str]) -> Iterator[tuple[str, dict]]:
 
 
 def value(where: str, row: dict, column: str | int) -> str:
-    if row.get(column) is None:
+    if column in row and row[column] is None:
+        raise ValueError(f"{where}: {column!r} is null; expected a text or a number")
+    if column not in row:
         if isinstance(column, int):
             raise ValueError(f"{where}: {len(row)} columns, expected at least {column + 1}")
         raise ValueError(f"{where}: no column {column!r} among {', '.join(map(str, row))}")
     found = row[column]
     if isinstance(found, (list, dict)):
         raise ValueError(f"{where}: {column!r} is a {type(found).__name__}; expected a text or a number")
-    return found if isinstance(found, str) else json.dumps(found)
+    return text_of(f"{where}: {column!r}", found) if isinstance(found, str) else json.dumps(found)
+
+
+def text_of(name: str, found) -> str:
+    """A JSON value of that name, which must be a text; raises ValueError for another, and for half a character."""
+    if not isinstance(found, str):
+        raise ValueError(f"{name} is {json.dumps(found)[:60]}; expected a text")
+    try:
+        found.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name} has half a surrogate pair at character {error.start}; expected Unicode") from None
+    return found
+
+
+def one_label(where: str, label) -> str:
+    """A label of a list in JSON, which commas will part."""
+    name = label if isinstance(label, str) else json.dumps(label)
+    if "," in name:
+        raise ValueError(f"{where}: the label {name!r} has a comma, which parts labels; expected none in it")
+    return name
 
 
 def label_names(examples: Sequence[Example]) -> list[str]:

@@ -7,6 +7,7 @@ label_ids  1      2   -1      0    0      -1       the first piece of each word 
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -265,11 +266,16 @@ def entities(words: Sequence[str], tags: Sequence[str]) -> list[dict]:
 
 
 def write(sentences: Sequence[Sentence], tags: Sequence[Sequence[str]], path: Path) -> None:
-    """<path>.conll: word, true and predicted tag, as the CoNLL evaluation reads them; <path>.jsonl."""
+    """<path>.conll: word, true and predicted tag, as the CoNLL evaluation reads them; <path>.jsonl.
+
+    Spaces part them, or tabs where a word or a tag has spaces.
+    """
+    cells = itertools.chain.from_iterable(sentence.words + sentence.tags for sentence in sentences)
+    separator = " " if all(len(cell.split()) == 1 for cell in cells) else "\t"
     columns, rows = [], []
     for sentence, found in zip(sentences, tags, strict=True):
         lines = zip(sentence.words, sentence.tags, found, strict=True)
-        columns.append("".join(f"{word} {true} {tag}\n" for word, true, tag in lines))
+        columns.append("".join(separator.join(line) + "\n" for line in lines))
         row = {"words": sentence.words, "tags": list(found), "entities": entities(sentence.words, found)}
         rows.append(json.dumps(row, ensure_ascii=False) + "\n")
     write_whole(path.with_suffix(".conll"), "\n".join(columns).encode())

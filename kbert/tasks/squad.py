@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from kbert.tasks.examples import text_of
 from kbert.text.packing import Spans, pack_spans, special_ids
 from kbert.text.windows import SPECIALS, WindowRule, Windows, windows
 
@@ -64,23 +65,33 @@ def of_articles(path: Path, content):
             for paragraph in article["paragraphs"]:
                 for entry in paragraph["qas"]:
                     where = f"{path}, question {entry['id']}"
-                    answers = [(str(answer["text"]), int(answer["answer_start"])) for answer in entry["answers"]]
+                    answers = [(text_of("text", one["text"]), int(one["answer_start"])) for one in entry["answers"]]
                     # v2.0 has plausible answers to questions without one elsewhere.
                     texts, starts = [list(parts) for parts in zip(*answers, strict=True)] if answers else ([], [])
-                    yield Question(str(entry["id"]), str(entry["question"]), str(paragraph["context"]), texts, starts)
-    except (KeyError, TypeError) as error:
+                    asked, passage = text_of("question", entry["question"]), text_of("context", paragraph["context"])
+                    yield Question(str(entry["id"]), asked, passage, texts, starts)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    except (KeyError, TypeError, IndexError) as error:
         expected = "data, paragraphs, context, qas, id, question, answers, text and answer_start, as SQuAD has them"
         raise ValueError(f"{where}: {type(error).__name__} {error}; expected {expected}") from None
 
 
 def with_answers_in_place(questions: Sequence[Question]) -> tuple[list[Question], list[Question]]:
-    """The questions whose first answer stands where it is said to stand, or that have none; and the others."""
+    """The questions whose first answer stands where it is said to stand, or that have none; and the others.
+
+    Of an answer something must be seen: space and invisible characters are no token.
+    """
     found, lost = [], []
     for question in questions:
         places = zip(question.answers[:1], question.starts[:1], strict=True)
-        stands = all(text and question.passage[start : start + len(text)] == text for text, start in places)
+        stands = all(is_visible(text) and question.passage[max(start, 0) :].startswith(text) for text, start in places)
         (found if stands else lost).append(question)
     return found, lost
+
+
+def is_visible(text: str) -> bool:
+    return any(character.isprintable() and not character.isspace() for character in text)
 
 
 class EncodedQuestions(NamedTuple):
@@ -164,8 +175,9 @@ def answer_tokens(questions, begins, ends, offsets) -> tuple[np.ndarray, np.ndar
         if question.answers:
             starts, stops = offsets[:, begins[number] : ends[number]]
             begin, end = question.starts[0], question.starts[0] + len(question.answers[0])
-            first, last = np.searchsorted(starts, begin, side="right") - 1, np.searchsorted(stops, end)
-            if 0 <= first <= last < len(starts):
+            # Those that share a character with it: pieces may share one, and space at its ends is in none.
+            first, last = np.searchsorted(stops, begin, side="right"), np.searchsorted(starts, end) - 1
+            if first <= last:
                 found[:, number] = first, last
     return found[0], found[1]
 

@@ -7,6 +7,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from kbert.tasks.examples import rows
+from kbert.tasks.examples import rows, text_of
 from kbert.text.packing import pack, special_ids
 
 
@@ -39,6 +40,8 @@ def read(path) -> list[Choice]:
             context, endings, label = make(row)
         except (KeyError, TypeError, IndexError) as error:
             raise ValueError(f"{where}: {type(error).__name__} {error}; expected a context, endings, a label") from None
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
         if choices and len(endings) != len(choices[0].endings):
             raise ValueError(
                 f"{where}: {len(endings)} endings; expected {len(choices[0].endings)}, as in the first row"
@@ -53,10 +56,8 @@ def read(path) -> list[Choice]:
 
 def of_swag(row: dict) -> tuple:
     begin = row["sent2"].strip()
-    names = sorted(
-        (name for name in row if name.startswith("ending")), key=lambda name: int(name.removeprefix("ending"))
-    )
-    return row["sent1"], [f"{begin} {row[name]}".strip() for name in names], row.get("label")
+    numbers = sorted(int(name[6:]) for name in row if re.fullmatch(r"ending\d+", name))
+    return row["sent1"], [f"{begin} {row[f'ending{number}']}".strip() for number in numbers], row.get("label")
 
 
 def of_codah(row: dict) -> tuple:
@@ -65,7 +66,9 @@ def of_codah(row: dict) -> tuple:
 
 
 def of_json(row: dict) -> tuple:
-    return str(row["context"]), [str(ending) for ending in row["endings"]], row.get("label")
+    if not isinstance(row["endings"], list):
+        raise TypeError("endings is no list")
+    return text_of("context", row["context"]), [text_of("an ending", one) for one in row["endings"]], row.get("label")
 
 
 def label_of(where: str, label, count: int) -> int | None:

@@ -6,6 +6,7 @@
 """
 
 import contextlib
+import itertools
 import json
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +20,8 @@ from kbert.text.packing import pack, special_ids
 from kbert.text.words import pieces_of_words
 
 SEPARATOR = "|||"  # between the two texts of a pair, as in the release
-CHUNK, BATCH = 1024, 32  # texts that are sorted together by length, and that are in memory at a time
+CHUNK, BATCH = 1024, 32  # texts that are sorted together by length, as far as their vectors fit, and computed together
+MEMORY = 256 * 2**20  # bytes of vectors that wait to be written
 UNITS = ("piece", "word", "text")
 
 
@@ -45,24 +47,26 @@ def lines(path) -> Iterator[str]:
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             try:
-                yield line.rstrip(b"\r\n").decode()
+                yield line.rstrip(b"\r\n").decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
                 raise ValueError(f"{path}, line {number}: {error.reason}, expected UTF-8") from None
 
 
 def vectors_of(texts: Iterable[str], call: Callable, tokenizer, unit: str, max_length: int) -> Iterator[Vectors]:
-    """The vectors of each text, or of each pair parted by |||, in their order; a chunk of them in memory at a time.
+    """The vectors of each text, or of each pair parted by |||, in their order; MEMORY of them or BATCH at a time.
 
     call: features [n, S] -> float32 [n, S, ...], or [n, ...] where the unit is a text. Pieces include [CLS] and [SEP];
     a word's vector is that of its first piece, as in the paper. Texts are cut at the back to max_length.
     """
-    chunk, first = [], 0
-    for text in texts:
-        chunk.append(text)
-        if len(chunk) == CHUNK:
-            yield from of_chunk(chunk, first, call, tokenizer, unit, max_length)
-            chunk, first = [], first + CHUNK
-    yield from of_chunk(chunk, first, call, tokenizer, unit, max_length)
+    texts, first, size = iter(texts), 0, BATCH
+    while chunk := list(itertools.islice(texts, size)):
+        found = of_chunk(chunk, first, call, tokenizer, unit, max_length)
+        first += len(chunk)
+        # By what a token's vectors take, of which texts may have up to max_length.
+        each = max(one.values.nbytes / max(len(one.tokens), 1) for one in found)
+        size = min(max(int(MEMORY / max(each * (1 if unit == "text" else max_length), 1)), BATCH), CHUNK)
+        yield from found
+        del found  # before the next ones are there
 
 
 def of_chunk(texts, first: int, call: Callable, tokenizer, unit: str, max_length: int) -> list[Vectors]:

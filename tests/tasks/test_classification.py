@@ -44,6 +44,13 @@ def test_several_labels_are_parted_by_commas(tmp_path):
     assert found.scores(found.train, logits)["micro_f1"] == pytest.approx(2 * 3 / (2 * 3 + 1))
 
 
+def test_a_label_with_a_comma_is_none_of_several(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a", "label": ["New York, NY", "x"]}\n')
+    with pytest.raises(ValueError, match="a.jsonl, line 1: the label 'New York, NY' has a comma"):
+        classification.of_files(path, path, None, Columns("text", None, "label"), "labels")
+
+
 def test_no_label_and_a_list_of_labels_are_labels_too(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a", "label": ["red", "blue"]}\n{"text": "b", "label": ""}\n{"text": "c", "label": []}\n')

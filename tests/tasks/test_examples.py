@@ -30,6 +30,11 @@ def test_csv_is_quoted_and_jsonl_is_json(tmp_path):
     assert texts(read(path, COLUMNS)) == [("aé", "b", "1")]
 
 
+def test_labels_have_no_space_around_them_and_texts_may_be_long(tmp_path):
+    path = write(tmp_path, "a.csv", f"first,second,label\na,{'b' * 200_000},yes \n")
+    assert texts(read(path, COLUMNS)) == [("a", "b" * 200_000, "yes")]
+
+
 def test_a_file_without_a_header_has_its_columns_by_number(tmp_path):
     path = write(tmp_path, "a.tsv", "gj04\t1\t\tThe rope.\ngj04\t0\t*\tRope the.\n")
     assert texts(read(path, Columns(3, None, 1))) == [("The rope.", None, "1"), ("Rope the.", None, "0")]
@@ -50,6 +55,17 @@ def test_a_file_without_a_header_has_its_columns_by_number(tmp_path):
         ("a.jsonl", '{"first"\n', "a.jsonl, line 1: .*; expected a JSON object"),
         ("a.csv", 'first,"second\n', "a.csv, line 1: unexpected end of data; expected csv"),
         ("a.jsonl", '{"first": ["a"], "second": "b", "label": 1}\n', "line 1: 'first' is a list; expected a text"),
+        ("a.jsonl", '{"first": null, "second": "b", "label": 1}\n', "line 1: 'first' is null; expected a text or a n"),
+        (
+            "a.jsonl",
+            '{"first": "a\\ud83d", "second": "b"}\n',
+            "line 1: 'first' has half a surrogate pair at character 1",
+        ),
+        (
+            "a.csv",
+            "first,second,label\na,b, c,1\n",
+            "a.csv, line 2: 4 cells, expected the header's 3; a text with a",
+        ),
         ("a.txt", "x", "a.txt: ends in .txt; expected .tsv, .csv or .jsonl"),
     ],
 )

@@ -145,6 +145,15 @@ def test_entities_have_their_words_and_characters():
     assert all(" ".join(words)[one["start"] : one["end"]] == one["text"] for one in found)
 
 
+@pytest.mark.parametrize(("word", "separator"), [("York", " "), ("New York", "\t")])
+def test_what_is_written_can_be_read_again(tmp_path, word, separator):
+    ner.write([Sentence([word, "is"], ["B-X", "O"], 0, "f")], [["O", "B-X"]], tmp_path / "dev")
+    text = (tmp_path / "dev.conll").read_text()
+    assert text == f"{word} B-X O\nis O B-X\n".replace(" B-X", f"{separator}B-X").replace(" O", f"{separator}O")
+    again = ner.read(tmp_path / "dev.conll", columns=ner.Columns(tag=1))
+    assert [(one.words, one.tags) for one in again] == [([word, "is"], ["B-X", "O"])]
+
+
 def test_labels_are_those_of_training_o_first():
     assert ner.tag_names(sentences_of(4)) == ["O", "B-X"]
     with pytest.raises(ValueError, match="all tags are O"):

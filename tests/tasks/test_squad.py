@@ -77,6 +77,9 @@ def test_missing_fields_are_named(tmp_path):
         (('"answer_start"', '"start"'), "question 1: KeyError 'answer_start'"),
         (('"data"', '"date"'), "changed.json: KeyError 'data'"),
         (("{", ""), "expected SQuAD's JSON"),
+        (('"question": "q"', '"question": null'), "question 1: question is null; expected a text"),
+        (('"context": "a"', '"context": "a\\ud83d"'), "question 1: context has half a surrogate pair at character 1"),
+        (('"answer_start": 0', '"answer_start": "x"'), "question 1: invalid literal for int"),
     ):
         changed = tmp_path / "changed.json"
         changed.write_text(path.read_text().replace(*change))
@@ -87,7 +90,9 @@ def test_missing_fields_are_named(tmp_path):
 def test_answers_that_are_not_in_place_are_told_apart():
     stands, none = Question("1", "q", "a bc", ["bc", "zz"], [2, 9]), Question("2", "q", "a", [], [])
     moved, empty = Question("3", "q", "a bc", ["bc"], [1]), Question("4", "q", "a", [""], [0])
-    assert squad.with_answers_in_place([stands, moved, none, empty]) == ([stands, none], [moved, empty])
+    before, unseen = Question("5", "q", "a bc", ["bc"], [-2]), Question("6", "q", "a \u200b", [" \u200b"], [1])
+    expected = [stands, none], [moved, empty, before, unseen]
+    assert squad.with_answers_in_place([stands, moved, none, empty, before, unseen]) == expected
 
 
 def example(tokenizer) -> tuple[list[Question], squad.EncodedQuestions]:
@@ -113,6 +118,30 @@ def test_every_window_points_at_the_answer_it_holds(tokenizer):
     assert rows["input_mask"].numpy().sum(axis=1).tolist() == encoded.lengths.tolist()
     shorter = squad.encode(questions, tokenizer, RULE)
     assert shorter.targets == {} and "start_positions" not in shorter.packed([0], 20)
+
+
+JAMO = "\u1112\u1161\u11ab\u1100\u116e\u11a8"  # what lower case makes of \ud55c\uad6d: six pieces, two characters
+
+
+@pytest.mark.parametrize(
+    ("passage", "answer", "start", "expected"),
+    [
+        ("ab c d", " c", 2, ["c"]),
+        ("ab c d", "c ", 3, ["c"]),
+        ("ab c ", "c ", 3, ["c"]),
+        ("ab c\u200b", "c\u200b", 3, ["c"]),
+        ("\ufeffab c", "\ufeffab", 0, ["a", "##b"]),
+        ("ab", "b", 1, ["##b"]),
+        ("a \ud55c\uad6d b", "\ud55c\uad6d", 2, [JAMO[0], *(f"##{part}" for part in JAMO[1:])]),
+        ("a \ud55c\uad6d b", "\uad6d", 3, [f"##{part}" for part in JAMO[3:]]),
+    ],
+)
+def test_an_answer_is_the_tokens_that_share_a_character_with_it(passage, answer, start, expected):
+    pieces = WordPiece([*VOCABULARY, *JAMO, *(f"##{part}" for part in JAMO)])
+    encoded = squad.encode([Question("1", "q", passage, [answer], [start])], pieces, RULE, with_targets=True)
+    row = encoded.packed([0], 20)
+    first, last = (int(row[f"{end}_positions"][0]) for end in ("start", "end"))
+    assert [pieces.vocabulary[number] for number in row["input_ids"][0, first : last + 1].numpy()] == expected
 
 
 def test_parts_of_passages_are_tokenized_as_the_whole(tokenizer, monkeypatch):

@@ -29,6 +29,11 @@ def test_the_three_formats_say_the_same(tmp_path):
     assert read[0] == read[1] == read[2] == [("A b, c", ("D e f.", "D g", "D h"), 2), ("x", ("i", "j", "k"), 0)]
 
 
+def test_a_column_whose_name_begins_like_an_endings_is_none(tmp_path):
+    (tmp_path / "a.csv").write_text("sent1,sent2,ending0,ending1,ending_source,label\nf,s,a,b,c,1\n")
+    assert swag.read(tmp_path / "a.csv")[0].endings == ("s a", "s b")
+
+
 def test_test_files_may_have_no_labels(tmp_path):
     (tmp_path / "test.csv").write_text(HEADER.replace(",label", "") + "0,v,f,s,a,b,gold,c,d,e\n")
     assert swag.read(tmp_path / "test.csv")[0].label is None
@@ -41,6 +46,9 @@ def test_test_files_may_have_no_labels(tmp_path):
         ("a.tsv", "o\tx\ta\tb\t2\n", "a.tsv, line 1: the label '2' is none of the endings; expected 0 to 1"),
         ("a.csv", HEADER.replace("sent1", "sent") + "0,v,f,s,a,b,gold,c,d,e,1\n", "line 2: KeyError 'sent1'"),
         ("a.jsonl", '{"context": "x", "endings": ["a"], "label": 0}\n', "line 1: 1 endings; expected at least 2"),
+        ("a.jsonl", '{"context": "x", "endings": "abc"}\n', "line 1: TypeError endings is no list"),
+        ("a.jsonl", '{"context": null, "endings": ["a", "b"]}\n', "line 1: context is null; expected a text"),
+        ("a.jsonl", '{"context": "x", "endings": ["a", 1]}\n', "line 1: an ending is 1; expected a text"),
         ("a.jsonl", "", "holds no choices"),
         ("a.txt", "x", "expected .tsv, .csv or .jsonl"),
     ],

@@ -54,6 +54,23 @@ def test_chunks_change_nothing(tokenizer, monkeypatch):
         np.testing.assert_array_equal(one.values, other.values)
 
 
+def test_so_many_texts_wait_together_as_memory_has_room_for(tokenizer, monkeypatch):
+    sizes, of_chunk = [], vectors.of_chunk
+
+    def counted(texts, *arguments):
+        sizes.append(len(texts))
+        return of_chunk(texts, *arguments)
+
+    monkeypatch.setattr(vectors, "of_chunk", counted)
+    monkeypatch.setattr(vectors, "BATCH", 2)
+    monkeypatch.setattr(vectors, "MEMORY", 5 * 12 * 4)  # five texts of twelve numbers
+    assert len(list(vectors.vectors_of(["a"] * 20, ids_of, tokenizer, "piece", 12))) == 20
+    assert sizes == [2, 5, 5, 5, 3]
+    sizes.clear()
+    assert len(list(vectors.vectors_of(["a"] * 20, lambda f: ids_of(f)[:, 0], tokenizer, "text", 12))) == 20
+    assert sizes == [2, 18]
+
+
 @pytest.mark.parametrize("ending", [".jsonl", ".npz", ".tfrecord"])
 def test_each_format_holds_what_was_found(tokenizer, tmp_path, ending):
     found = list(vectors.vectors_of(TEXTS, lambda f: tf.stack([ids_of(f)] * 2, 2), tokenizer, "piece", 12))
@@ -76,6 +93,11 @@ def test_each_format_holds_what_was_found(tokenizer, tmp_path, ending):
         assert features["index"].int64_list.value == [2] and features["tokens"].bytes_list.value[1] == b"d"
         values = np.reshape(features["values"].float_list.value, features["shape"].int64_list.value)
         np.testing.assert_array_equal(values, one.values)
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    (tmp_path / "a").write_text("\ufeffab\r\n\ufeffc", encoding="utf-8")
+    assert list(vectors.lines(tmp_path / "a")) == ["ab", "\ufeffc"]
 
 
 def test_lines_that_are_no_text_are_named(tmp_path):
