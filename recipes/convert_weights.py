@@ -45,6 +45,8 @@ def main(
     extras = task_of(model) | {"labels": getattr(model, "labels", None)}
     if left := [name for name in LEFT_BEHIND.get(to, ()) if extras.get(name)]:
         print(f"left behind, as {to} has no place for it: {', '.join(left)}")
+    if to == "huggingface" and not model.config.pooler and huggingface.architecture_of(task_of(model)) == "BertModel":
+        print("note: this encoder has no pooler, and the BertModel of transformers will make a new one")
     facts = {name: str(value) for name, value in task_of(model).items()} | model.config.to_dict()
     report.table(f"{input} -> {output} ({to})", facts | {"lower_case": tokenizer.lower_case})
     numbers = {"parameters": model.count_params(), "weights": len(model.weights), "pieces": tokenizer.vocab_size}

@@ -115,8 +115,8 @@ def main(
     import kbert
     from kbert import report
     from kbert.tasks.batches import logits_of
-    from kbert.training.checkpointing import check_settings
-    from kbert.training.distribution import agree, chief_first, is_chief
+    from kbert.training.checkpointing import begin_run
+    from kbert.training.distribution import agree, is_chief
     from kbert.weights.by_name import digest
 
     # Read: everything that can be refused is looked at before long work begins.
@@ -133,8 +133,7 @@ def main(
     settings |= {"sequence_length": sequence_length, "seed": seed, "class_weights": loss.class_weights}
     settings |= settings_of(layers, optimizer, devices)
     agree(replicas, settings)
-    with chief_first(replicas):
-        check_settings(output, settings)
+    begin_run(output, settings, replicas)
     report.table("Fine-tuning", facts_of(problem, encoded))
 
     # Build, compile, fit and evaluate each run; the best on dev is saved as it is found.

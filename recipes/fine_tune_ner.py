@@ -114,8 +114,8 @@ def main(
     import kbert
     from kbert import report
     from kbert.tasks import ner
-    from kbert.training.checkpointing import check_settings
-    from kbert.training.distribution import agree, chief_first, is_chief
+    from kbert.training.checkpointing import begin_run
+    from kbert.training.distribution import agree, is_chief
     from kbert.weights.by_name import digest
 
     # Read: everything that can be refused is looked at before long work begins.
@@ -145,8 +145,7 @@ def main(
     settings |= {"features": asdict(features)} if head == "bilstm" else {}
     settings |= settings_of(layers, optimizer, devices)
     agree(replicas, settings)
-    with chief_first(replicas):
-        check_settings(output, settings)
+    begin_run(output, settings, replicas)
     report.table("Fine-tuning", facts_of(sets, encoded, labels))
 
     # Build, compile, fit and evaluate each run; the best on dev is saved as it is found.

@@ -114,8 +114,8 @@ def main(
     import kbert
     from kbert import report
     from kbert.tasks import squad
-    from kbert.training.checkpointing import check_settings
-    from kbert.training.distribution import agree, chief_first, is_chief
+    from kbert.training.checkpointing import begin_run
+    from kbert.training.distribution import agree, is_chief
     from kbert.weights.by_name import digest
 
     # Read: everything that can be refused is looked at before long work begins.
@@ -147,8 +147,7 @@ def main(
     settings |= {f"windows.{name}": value for name, value in rule._asdict().items()}
     settings |= {f"answers.{name}": value for name, value in answer_rule._asdict().items()}
     agree(replicas, settings)
-    with chief_first(replicas):
-        check_settings(output, settings)
+    begin_run(output, settings, replicas)
     report.table("Fine-tuning", facts_of({"train": encoded, "dev": judge.encoded}, (learned, asked), lost))
 
     # Build, compile, fit and evaluate each run; the best on dev is saved as it is found.

@@ -68,8 +68,8 @@ def main(
     from kbert import report
     from kbert.tasks import swag
     from kbert.tasks.batches import logits_of
-    from kbert.training.checkpointing import check_settings
-    from kbert.training.distribution import agree, chief_first, is_chief
+    from kbert.training.checkpointing import begin_run
+    from kbert.training.distribution import agree, is_chief
     from kbert.weights.by_name import digest
     from kbert.whole_file import write_whole
 
@@ -90,8 +90,7 @@ def main(
     settings |= {"sets": swag.digest({name: sets[name] for name in ("train", "dev")})}  # not test, which changes no run
     settings |= {"sequence_length": sequence_length, "seed": seed, **settings_of(layers, optimizer, devices)}
     agree(replicas, settings)
-    with chief_first(replicas):
-        check_settings(output, settings)
+    begin_run(output, settings, replicas)
     facts = {f"{name}: choices": len(one.lengths) for name, one in encoded.items()}
     facts |= {f"{name}: sequences longer than {sequence_length}, cut": one.truncated for name, one in encoded.items()}
     report.table("Fine-tuning", facts | {"endings": encoded["train"].count})

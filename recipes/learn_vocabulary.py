@@ -40,6 +40,8 @@ def main(
     from kbert.text.documents import expand_paths
 
     # Read: everything that can be refused is looked at before long work begins.
+    if output.is_dir():
+        raise ValueError(f"--output {output}: a folder; expected a file to write")
     if output.exists() and not overwrite:
         raise ValueError(f"--output {output}: exists; expected a new file, or --overwrite to replace it")
     vocabulary.first_pieces(size)

@@ -199,7 +199,12 @@ def tell_memory(setting, device, limit: int) -> dict:
     rows = {name: tuple(f"{kind[name] / MEGA:,.0f}" for kind in kinds) for name in kinds[0]}
     rows["all"] = tuple(f"{sum(kind.values()) / MEGA:,.0f}" for kind in kinds)
     batches = [planning.largest_batch(replace(setting, recompute=way), limit, device) for way in ways.values()]
-    rows[f"largest batch within {limit / GIGA:,.1f} GB"] = tuple(f"{batch:,}" for batch in batches)
+    if not any(batches):
+        smallest = replace(setting, batch_size=setting.accumulation)
+        least = min(sum(planning.memory(replace(smallest, recompute=way), device).values()) for way in ways.values())
+        told = f"{least / GIGA:.3g} for a batch of {setting.accumulation}"
+        raise ValueError(f"memory is {limit / GIGA:.3g} GB, expected at least {told}")
+    rows[f"largest batch within {limit / GIGA:,.1f} GB"] = tuple(f"{batch:,}" if batch else "none" for batch in batches)
     of = "GPU (not verified on one)" if device.on_gpu else "process"
     report.table(f"Memory of the {of}, 10^6 bytes", rows, ("", *(f"activations {way}" for way in ways)))
     if sum(kinds[0].values()) > limit:

@@ -165,7 +165,7 @@ def main(
         told = f"a multiple of --run.steps-per-call {run.steps_per_call}" if run.steps_per_call > 1 else "at least 1"
         raise ValueError(f"--steps {steps}: expected {told}")
     check_start(start, vocabulary, size)
-    check_numbers(optimizer)
+    check_flags(steps, seed, optimizer, run)
     # Not at the top, so that --help answers at once.
     import keras
     import tensorflow as tf
@@ -173,7 +173,7 @@ def main(
     import kbert
     from kbert import report
     from kbert.text.baselines import baselines
-    from kbert.training.checkpointing import Checkpoint, check_settings
+    from kbert.training.checkpointing import Checkpoint, begin_run
     from kbert.training.distribution import agree, chief_first, is_chief
     from kbert.training.monitoring import Evaluate, EventFiles, Monitor, Panels
     from kbert.weights.by_name import digest, take_over
@@ -197,8 +197,7 @@ def main(
     settings |= {"precision": devices.precision} | ({"start": digest(first)} if start else {})
     how_run = {f"run.{name}": value for name, value in asdict(run).items() if name != "cache"}
     agree(replicas, settings | how_run | {"accumulation": optimizer.accumulation})
-    with chief_first(replicas):
-        check_settings(output, settings)
+    begin_run(output, settings, replicas)
     if run.token_cache:
         with chief_first(replicas), report.progress("Tokenizing") as progress:
             train.use_token_cache(cache, progress)
@@ -209,7 +208,7 @@ def main(
     keras.utils.set_random_seed(seed)
     tf.config.experimental.enable_op_determinism()  # on a GPU; a CPU gives the same bits without
     changes = getattr(first, "masked_lm_changes", None)
-    peak = optimizer.learning_rate or (FURTHER_PEAK if start else PEAKS[size])
+    peak = optimizer.learning_rate if optimizer.learning_rate is not None else FURTHER_PEAK if start else PEAKS[size]
     how = {
         "jit_compile": "auto" if run.xla else False,
         "accumulation": optimizer.accumulation,
@@ -224,6 +223,9 @@ def main(
         model.compile(new_optimizer(optimizer, peak, steps), **how)
     checkpoint = Checkpoint(output, settings, every=run.checkpoint_every or max(1, steps // 20), keep=run.keep)
     done = checkpoint.restore(model)
+    if (steps - done) % run.steps_per_call:
+        told = f"{steps - done} steps are left, which it does not divide"
+        raise ValueError(f"--run.steps-per-call {run.steps_per_call}: {told}")
     facts = {f"{name} in the corpus": count for name, count in train.facts.items()}
     facts |= {"parameters": model.count_params(), "steps done": done, "steps": steps}
     facts |= {"devices": ", ".join(device.name for device in tf.config.list_logical_devices())}
@@ -253,6 +255,22 @@ def main(
     metrics |= {f"baseline_{name}": value for name, value in baselines(counts, final).items()}
     if is_chief(replicas):
         report.finish("Held out", output, {"steps": steps, "parameters": model.count_params(), **metrics})
+
+
+def check_flags(steps: int, seed: int, optimizer: OptimizerRule, run: RunRule) -> None:
+    """Raises ValueError for numbers that no run can be made of."""
+    check_numbers(optimizer)
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"--seed {seed}: expected 0 to {2**32 - 1}")
+    if optimizer.learning_rate is not None and not 0 < optimizer.learning_rate < float("inf"):
+        raise ValueError(f"--optimizer.learning-rate {optimizer.learning_rate}: expected a number above 0")
+    if optimizer.warmup_steps is not None and not 0 <= optimizer.warmup_steps <= steps:
+        raise ValueError(f"--optimizer.warmup-steps {optimizer.warmup_steps}: expected 0 to the steps, {steps}")
+    if not 0 <= optimizer.dropout < 1:
+        raise ValueError(f"--optimizer.dropout {optimizer.dropout}: expected a share, 0 or more and below 1")
+    for name, value in asdict(run).items():
+        if type(value) is int and value < 1:
+            raise ValueError(f"--run.{name.replace('_', '-')} {value}: expected at least 1")
 
 
 def check_start(start: str | None, vocabulary: str | None, size: str | None) -> None:
@@ -288,12 +306,21 @@ def new_instance_rule(sequence_length: int, objectives: str, masking: MaskingRul
 def read_corpora(corpora: tuple[list[str], ...], tokenizer, rule, text: TextFormat, cache: str) -> list:
     """A source of batches for each corpus."""
     from kbert import report
+    from kbert.text.documents import expand_paths
     from kbert.text.sentences import CorpusFormat
     from kbert.text.source import source
 
     form = CorpusFormat(text.documents, text.sentences, text.bad_text)
+    files = [expand_paths(paths) for paths in corpora]
+    trained_on = set(map(os.path.realpath, files[0]))
+    for path in files[1]:
+        if os.path.realpath(path) in trained_on:
+            raise ValueError(f"--held-out: {path} is trained on too; expected text that --corpus does not have")
     with report.progress("Looking through the text") as progress:
-        return [source(paths, tokenizer, rule, form, cache, progress) for paths in corpora]
+        train, held = (source(paths, tokenizer, rule, form, cache, progress) for paths in files)
+    if train.digest == held.digest:
+        raise ValueError(f"--held-out: {' '.join(corpora[1])} is the text that is trained on; expected other text")
+    return [train, held]
 
 
 def new_config(first, size: str, tokenizer, rule, dropout: float):

@@ -12,6 +12,7 @@ import pytest
 from small_corpus import text
 
 from kbert.command_line import explain, parse
+from kbert.training.checkpointing import CLAIMED
 
 ROOT = Path(__file__).parent.parent
 # Later flags win, so that a command of the README stays itself and becomes small.
@@ -70,7 +71,12 @@ def call(command: str) -> None:
     """Runs `python recipes/<name>.py ...` in this process and folder, which saves the start of one."""
     _, script, *words = shlex.split(command)
     module = module_of(Path(script).stem)
-    parse(module.main, words, Path(script).name)()
+    try:
+        parse(module.main, words, Path(script).name)()
+    finally:
+        for file in list(CLAIMED.values()):  # as if this process had ended
+            file.close()
+        CLAIMED.clear()
 
 
 def refuse(name: str, command: str, message: str) -> None:

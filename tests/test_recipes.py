@@ -1,6 +1,7 @@
 """Every command of the README runs, tiny; a run goes on after what stopped it."""
 
 import contextlib
+import dataclasses
 import json
 import re
 import shlex
@@ -135,7 +136,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(folder):
     assert list((folder / "stopped" / "checkpoints").glob("step-*.safetensors"))
 
 
-def test_the_encoder_goes_to_every_format_and_back(folder, start, tmp_path, monkeypatch):
+def test_the_encoder_goes_to_every_format_and_back(folder, start, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     first = kbert.load(start)[0]
     # Google's format has always a pooler, and so has this start.
@@ -145,6 +146,14 @@ def test_the_encoder_goes_to_every_format_and_back(folder, start, tmp_path, monk
         found = kbert.load(tmp_path / format)[0]
         for one, other in zip(found.bert.weights, first.bert.weights, strict=True):
             np.testing.assert_array_equal(one, other)
+    model, tokenizer = kbert.load(start)
+    alone = kbert.BertPretrainer(dataclasses.replace(model.config, pooler=False), next_sentence=False)
+    kbert.save(alone, tokenizer, tmp_path / "alone")
+    capsys.readouterr()
+    for input, noted in ((tmp_path / "alone", True), (start, False)):
+        output = tmp_path / f"huggingface {noted}"
+        call(f"python recipes/convert_weights.py --input '{input}' --output '{output}' --to huggingface --encoder-only")
+        assert ("this encoder has no pooler" in capsys.readouterr().out) == noted
     with pytest.raises(ValueError, match="do_lower_case is True, and lower_case False was asked for"):
         call(f"python recipes/convert_weights.py --input {start} --output new --lower-case False")
 

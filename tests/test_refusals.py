@@ -1,5 +1,6 @@
 """What a recipe cannot do ends with status 2 and one line, before long work begins."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ def bad_files(folder, monkeypatch):
     """A stranger's folder, with files in it that are no good; the files that are there, but for caches."""
     (folder / "empty").mkdir(exist_ok=True)
     (folder / "one.txt").write_text(text(1, 2_000))
+    shutil.copytree(folder / "books" / "train", folder / "copies", dirs_exist_ok=True)
     (folder / "binary").write_bytes(b"ELF\0\1")
     (folder / "latin.txt").write_bytes("café. Next.".encode("latin-1"))
     (folder / "nomask.txt").write_text("\n".join(p for p in VOCABULARY if p != "[MASK]") + "\n")
@@ -51,6 +53,15 @@ def test_bad_input_ends_with_status_2_and_one_line(bad_files, change, message):
         ("--corpus binary", "binary: byte 3: a zero byte: the file is binary"),
         ("--corpus latin.txt", "latin.txt: byte 3: 0xe9 is not valid UTF-8"),
         ("--vocabulary nomask.txt", "[MASK]"),
+        ("--held-out books/train", "books/train/0.txt is trained on too; expected text that --corpus does not have"),
+        ("--held-out copies", "--held-out: copies is the text that is trained on; expected other"),
+        ("--seed -1", "--seed -1: expected 0 to 4294967295"),
+        ("--optimizer.learning-rate 0", "--optimizer.learning-rate 0.0: expected a number above 0"),
+        ("--optimizer.warmup-steps 20", "--optimizer.warmup-steps 20: expected 0 to the steps, 4"),
+        ("--optimizer.dropout 1", "--optimizer.dropout 1.0: expected a share, 0 or more and below 1"),
+        ("--run.keep 0", "--run.keep 0: expected at least 1"),
+        ("--run.log-every 0", "--run.log-every 0: expected at least 1"),
+        ("--run.evaluation-instances 0", "--run.evaluation-instances 0: expected at least 1"),
         ("--optimizer.clip-norm -1", "--optimizer.clip-norm -1.0: expected a number above 0"),
         ("--sequence-length 7", "sequence_length 7; expected 8 to 512"),
         ("--sequence-length 513", "sequence_length 513; expected 8 to 512"),

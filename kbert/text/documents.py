@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
@@ -34,13 +35,16 @@ from kbert.text.sentences import (
 )
 
 BLOCK_BYTES = 1 << 16
-SCAN_VERSION = 1  # part of the fingerprint: raise it when the scan finds other sentences
+SCAN_VERSION = 2  # part of the fingerprint: raise it when the scan finds other sentences
 
 INDEX_ARRAYS = ("sentences", "documents", "blocks")
+SCRATCH, A_DAY = ("scanning-", "unpacking-", "tokenizing-"), 24 * 3600  # what is made in the cache, under another name
 
 
 def expand_paths(paths: Iterable[str]) -> list[str]:
-    """Files, folders (searched through) and globs -> the files, each once, sorted; hidden files are passed over.
+    """Files, folders (searched through) and globs -> the files, each once, sorted.
+
+    In folders what is hidden is passed over, files and folders. Of several names of a file the first is taken.
 
     Raises FileNotFoundError for a path that names nothing, ValueError where no file is left.
     """
@@ -51,13 +55,14 @@ def expand_paths(paths: Iterable[str]) -> list[str]:
             raise FileNotFoundError(f"corpus {path}: no such file, folder or glob match")
         for match in matches:
             if os.path.isdir(match):
-                inside = (os.path.join(folder, name) for folder, _, names in os.walk(match) for name in names)
-                files.update(name for name in inside if not os.path.basename(name).startswith("."))
+                for folder, folders, names in os.walk(match):
+                    folders[:] = [name for name in folders if not name.startswith(".")]
+                    files.update(os.path.join(folder, name) for name in names if not name.startswith("."))
             else:
                 files.add(match)
     if not files:
         raise ValueError(f"corpus {' '.join(map(str, paths))}: holds no files; expected text files")
-    return sorted(files)
+    return sorted({os.path.realpath(path): path for path in sorted(files, reverse=True)}.values())
 
 
 class _IndexWriter:
@@ -110,6 +115,15 @@ def _scan_file(chunks: Iterable[bytes], base: int, writer: _IndexWriter, form: C
         offset += len(chunk)
 
 
+@contextlib.contextmanager
+def whole_gzip(path: str) -> Iterator[None]:
+    """A block that reads a .gz file; raises ValueError naming it if it is damaged or none."""
+    try:
+        yield
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: not a whole gzip file ({error})") from None
+
+
 def _unpacked(path: str, cache: str) -> str:
     """A .gz file's text, unpacked into the cache once; other files as they are."""
     if not path.endswith(".gz"):
@@ -120,11 +134,8 @@ def _unpacked(path: str, cache: str) -> str:
     if not os.path.exists(target):
         with tempfile.NamedTemporaryFile(dir=cache, prefix="unpacking-", delete=False) as out:
             try:
-                with gzip.open(path) as file:
+                with whole_gzip(path), gzip.open(path) as file:
                     shutil.copyfileobj(file, out, CHUNK_BYTES)
-            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-                os.unlink(out.name)
-                raise ValueError(f"{path}: not a whole gzip file ({error})") from None
             except BaseException:
                 os.unlink(out.name)
                 raise
@@ -136,7 +147,9 @@ def lines(paths: Iterable[str], bad_text: str = "refuse") -> Iterator[str]:
     """The lines of text files (also .gz), folders and globs, streamed; bad text is refused or skipped as in a scan."""
     counts = {UNDECODABLE: 0}
     for path in expand_paths(paths):
-        with gzip.open(path) if path.endswith(".gz") else open(path, "rb") as file:
+        if bad_text == "skip" and is_binary(path):
+            continue
+        with whole_gzip(path), gzip.open(path) if path.endswith(".gz") else open(path, "rb") as file:
             for chunk in checked_chunks(path, file, bad_text, counts):
                 yield from (line for line in chunk.decode("utf-8", "ignore").split("\n") if line and not line.isspace())
 
@@ -149,6 +162,29 @@ def _told(chunks: Iterable[bytes], digest, progress: Callable[[int], None]) -> I
         done += len(chunk)
         progress(done)
         yield chunk
+
+
+def whole_index(folder: str) -> dict | None:
+    """What index.json says, None if it or one of the arrays is missing or not whole."""
+    try:
+        with open(os.path.join(folder, "index.json"), encoding="utf-8") as file:
+            facts = json.load(file)
+        for name in INDEX_ARRAYS:
+            if os.path.getsize(os.path.join(folder, f"{name}.int64")) != 8 * (facts["counts"][name] + 1):
+                return None
+        return facts
+    except (OSError, ValueError):
+        return None
+
+
+def remove_stale(cache: str) -> None:
+    """Removes what killed processes were making in the cache: of a working one something is younger than a day."""
+    for made in SCRATCH:
+        for path in glob.glob(os.path.join(glob.escape(cache), f"{made}*")):
+            inside = glob.glob(os.path.join(glob.escape(path), "**"), recursive=True)
+            with contextlib.suppress(OSError):  # another process may be removing it
+                if max(os.stat(one).st_mtime for one in [path, *inside]) < time.time() - A_DAY:
+                    shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
 
 
 class Corpus:
@@ -180,11 +216,13 @@ class Corpus:
         self.names, self.files = [name for name, _ in files], [path for _, path in files]
         sizes = [os.path.getsize(path) for path in self.files]
         self.file_starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+        remove_stale(cache)
         folder = os.path.join(cache, f"index-{self._fingerprint()}")
-        if not os.path.exists(folder):
+        facts = whole_index(folder)
+        if facts is None:
+            shutil.rmtree(folder, ignore_errors=True)
             self._scan(folder, progress or (lambda done, total: None))
-        with open(os.path.join(folder, "index.json"), encoding="utf-8") as file:
-            facts = json.load(file)
+            facts = whole_index(folder)
         self.counts, self.digest = facts["counts"], facts["digest"]
         if not self.counts["sentences"]:
             more = f" and {len(named) - 1} more" if len(named) > 1 else ""
@@ -213,9 +251,12 @@ class Corpus:
                         chunks = checked_chunks(name, file, self.form.bad_text, counts)
                         chunks = _told(chunks, digest, lambda done, base=base: progress(base + done, total))
                         _scan_file(chunks, base, writer, self.form)
+                    digest.update(b"\0")  # no text has it: a file's end is a document's
                 counts |= writer.close(total) | {"files": len(self.files), "bytes": total}
             with open(os.path.join(inside, "index.json"), "w", encoding="utf-8") as file:
                 json.dump({"counts": counts, "digest": digest.hexdigest()}, file)
+                file.flush()
+                os.fsync(file.fileno())
             if not os.path.exists(folder):
                 os.rename(inside, folder)
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-import struct
+import re
 
 import numpy as np
 import tensorflow as tf
@@ -27,7 +27,7 @@ class Records:
     """The records of TFRecord files, readable in any order.
 
     Attributes: lengths, name -> S, P or 1 as found in the first record; places int64 [N, 3]: file, byte, size; digest.
-    Raises ValueError for a truncated file and for records without BERT's features.
+    Raises ValueError for a truncated or damaged file and for records without BERT's features.
     """
 
     def __init__(self, paths):
@@ -35,7 +35,8 @@ class Records:
         digest, places = hashlib.blake2b(digest_size=16), []
         for number, path in enumerate(self.files):
             places.append(_record_places(path, number))
-            digest.update(places[-1].tobytes())
+            with open(path, "rb") as file:
+                digest.update(hashlib.file_digest(file, hashlib.blake2b).digest())
         self.places, self.digest = np.concatenate(places), digest.hexdigest()
         if not len(self.places):
             raise ValueError(f"{self.files[0]}: holds no records")
@@ -57,18 +58,19 @@ class Records:
 
 
 def _record_places(path: str, number: int) -> np.ndarray:
-    """A record is its length (8 bytes), a check of that (4), the bytes themselves and a check of them (4)."""
-    places, start, end = [], 0, os.path.getsize(path)
-    with open(path, "rb") as file:
-        while start < end:
-            file.seek(start)
-            head = file.read(8)
-            size = struct.unpack("<Q", head)[0] if len(head) == 8 else end
-            if start + size + 16 > end:
-                raise ValueError(f"{path}: byte {start}: a record is cut off, or the file is no TFRecord file")
-            places.append((number, start + 12, size))
-            start += size + 16
-    return np.asarray(places, np.int64).reshape(-1, 3)
+    """A record is its length (8 bytes), a check of that (4), the bytes themselves and a check of them (4).
+
+    TensorFlow reads them all once, and so checks them.
+    """
+    sizes = tf.data.TFRecordDataset(path, buffer_size=1 << 23).map(tf.strings.length).batch(1 << 14)
+    try:
+        found = np.concatenate([np.zeros(0, np.int64), *sizes.as_numpy_iterator()])
+    except tf.errors.DataLossError as error:
+        told = re.search(r"(corrupted|truncated) record at (\d+)", error.message)
+        what = f"a {told[1]} record at byte {told[2]}" if told else error.message
+        raise ValueError(f"{path}: {what}; expected a whole TFRecord file") from None
+    starts = np.cumsum(found + 16) - found - 4
+    return np.stack([np.full(len(found), number), starts, found], axis=1)
 
 
 def records_dataset(

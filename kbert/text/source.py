@@ -7,9 +7,10 @@ import tensorflow as tf
 
 from kbert.text.baselines import token_counts
 from kbert.text.documents import Corpus, expand_paths
+from kbert.text.masking import Masking
 from kbert.text.pretraining_data import InstanceRule, corpus_dataset
 from kbert.text.records import Records, records_dataset
-from kbert.text.sentences import CorpusFormat
+from kbert.text.sentences import PLAIN_TEXT, CorpusFormat
 from kbert.text.token_cache import CachedTokens
 from kbert.text.walk import START
 
@@ -24,6 +25,9 @@ def source(paths: Iterable[str], tokenizer, rule: InstanceRule, form: CorpusForm
         other = next(path for path in files if not path.endswith(".tfrecord"))
         raise ValueError(f"{other}: lies among TFRecords such as {records[0]}; expected one kind of file")
     if records:
+        if (rule.short_sequences, rule.masking, form) != (InstanceRule.short_sequences, Masking(), PLAIN_TEXT):
+            told = "records hold token ids, cut and masked already"
+            raise ValueError(f"{records[0]}: {told}; expected no flags of text, and of masking max-predictions alone")
         return RecordSource(records, tokenizer, rule)
     return TextSource(Corpus(files, form, cache, progress), tokenizer, rule)
 
@@ -48,6 +52,8 @@ class TextSource(Source):
         self.corpus, self.tokenizer, self.rule, self.tokens = corpus, tokenizer, rule, None
         self.digest, self.facts = corpus.digest, {name: count for name, count in corpus.counts.items() if count}
         self.batches(1)
+        if not any(True for _ in corpus_dataset(corpus, tokenizer, rule, 1, epochs=1).take(1)):
+            raise ValueError(f"corpus {corpus.names[0]}: no sequence can be made of its text; expected more text")
 
     def use_token_cache(self, cache: str, progress: Progress) -> None:
         """Reads token ids from disk from now on; they are put there first where they are missing."""

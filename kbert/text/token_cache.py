@@ -6,6 +6,7 @@ Two files: every token in order (uint16, or int32 for a vocabulary over 65,536),
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 
@@ -29,10 +30,19 @@ class CachedTokens:
         self.dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32)
         made_from = json.dumps([corpus.digest, tokenizer.digest])
         folder = os.path.join(cache, f"tokens-{hashlib.blake2b(made_from.encode(), digest_size=12).hexdigest()}")
-        if not os.path.exists(folder):
+        if not self._is_whole(folder):
+            shutil.rmtree(folder, ignore_errors=True)
             self._write(folder, tokenizer, progress)
         self.offsets = np.memmap(os.path.join(folder, "offsets.int64"), np.int64, "r")
         self._file = open(os.path.join(folder, "tokens"), "rb", buffering=0)
+
+    def _is_whole(self, folder: str) -> bool:
+        try:
+            before = 8 * self.corpus.counts["sentences"]
+            end = np.fromfile(os.path.join(folder, "offsets.int64"), np.int64, offset=before)
+            return (end * self.dtype.itemsize).tolist() == [os.path.getsize(os.path.join(folder, "tokens"))]
+        except (OSError, ValueError):
+            return False
 
     def _write(self, folder: str, tokenizer, progress: Callable[[int, int], None]) -> None:
         blocks = self.corpus.counts["blocks"]

@@ -5,6 +5,7 @@ BackupAndRestore repeats the epoch: TRAPS 15). The state: model with the seeds o
 steps since they were last logged, position in the corpus.
 """
 
+import fcntl
 import hashlib
 import json
 import math
@@ -58,7 +59,7 @@ class Checkpoint(keras.callbacks.Callback):
         self.last_step = 0  # of the newest checkpoint, which may be being written
         self.written_step = 0
         self.writer, self.error, self.writes = None, None, True
-        self.restored_metrics = []
+        self.restored_metrics, self.epoch = [], 0
         self.signal_received = None
         self.former_handlers = {}
 
@@ -156,6 +157,7 @@ class Checkpoint(keras.callbacks.Callback):
                 self.former_handlers[number] = signal.signal(number, self._note)
 
     def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
         for variable, value in self.restored_metrics:
             variable.assign(value)
         self.restored_metrics = []
@@ -172,10 +174,15 @@ class Checkpoint(keras.callbacks.Callback):
         # What one process is asked is done by all, after the same step.
         alone = workers(self.model.distribute_strategy) == 1
         stop = self.signal_received is not None if alone else self.model.stop_agreed
+        if self._is_last(batch):
+            return  # on_train_end saves it, when the others have written theirs
         if stop or is_due(self.model, self.every):
             self.save()
         if stop:
             self._stop()
+
+    def _is_last(self, batch: int) -> bool:
+        return (self.epoch + 1, batch + 1) == (self.params.get("epochs"), self.params.get("steps"))
 
     def on_train_end(self, logs=None):
         if self.last_step != self.model.steps_done:
@@ -257,6 +264,34 @@ def checksum(values: dict) -> int:
 
 def digest(settings: dict) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def begin_run(output, settings: dict, strategy: tf.distribute.Strategy) -> None:
+    """Begins or goes on with the run in a folder: notes its settings, and keeps others out while this process lives.
+
+    Raises ValueError in all processes if the folder has another run, or another process that trains in it.
+    """
+    with chief_first(strategy):
+        check_settings(output, settings)
+        if is_chief(strategy):
+            claim(Path(output) / "run.json")
+
+
+CLAIMED = {}  # by path: files that this process keeps locked, as a lock ends where its file is closed
+
+
+def claim(path: Path) -> None:
+    """Locks a file until this process ends, however it ends; raises ValueError if another one has it."""
+    path = path.resolve()
+    if path in CLAIMED:
+        return
+    file = open(path, "r+b")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ValueError(f"{path.parent}: another process trains there; wait for it, or give another folder") from None
+    CLAIMED[path] = file
 
 
 def check_settings(output, settings: dict) -> None:

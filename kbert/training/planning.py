@@ -215,14 +215,13 @@ def activations(setting: Setting, device: Device, logits: int = 0) -> int:
 
 
 def largest_batch(setting: Setting, limit: int, device: Device) -> int:
-    """The largest batch whose memory is at most `limit` bytes. Raises ValueError where not even the smallest is."""
+    """The largest batch whose memory is at most `limit` bytes, 0 where not even the smallest is."""
 
     def needed(parts: int) -> int:
         return sum(memory(replace(setting, batch_size=parts * setting.accumulation), device).values())
 
     if needed(1) > limit:
-        least = f"{needed(1) / 1e9:.3g} for a batch of {setting.accumulation}"
-        raise ValueError(f"memory is {limit / 1e9:.3g} GB, expected at least {least}")
+        return 0
     fits, does_not = 1, 2
     while needed(does_not) <= limit:
         fits, does_not = does_not, 2 * does_not

@@ -132,6 +132,8 @@ def read(directory, lower_case: bool | None = None) -> tuple:
     assign(model, values, directory, lambda name: name_of(name, task["model"]), is_transposed)
     labels = fields.get("id2label", {})
     if labels and len(labels) == getattr(model, "num_labels", 0):
+        if set(labels) != {str(number) for number in range(len(labels))}:
+            raise ValueError(f"{path}: id2label has the numbers {', '.join(labels)}; expected 0 to {len(labels) - 1}")
         model.labels = [labels[str(number)] for number in range(len(labels))]
     return model, tokenizer
 
@@ -241,6 +243,7 @@ def read_tokenizer(directory: Path, lower_case: bool | None) -> WordPiece:
 def write(model, tokenizer, directory) -> None:
     """Writes a folder that transformers loads with no weight missing and none unexpected.
 
+    But for an encoder alone that has no pooler: the BertModel of transformers makes a new one.
     Raises ValueError for what a BERT of transformers does not compute.
     """
     task, config = task_of(model), model.config

@@ -2,6 +2,7 @@
 
 import gzip
 import itertools
+import os
 
 import numpy as np
 import pytest
@@ -147,3 +148,56 @@ def test_lines_streams_text_and_gzip_without_blank_ones(tmp_path):
     with gzip.open(tmp_path / "b.gz", "wt") as file:
         file.write("three")
     assert list(lines([tmp_path])) == ["one", " two\u2028same", "three"]
+
+
+def test_lines_pass_over_binary_files_and_name_a_damaged_gzip(tmp_path):
+    (tmp_path / "a.txt").write_text("One.\n")
+    (tmp_path / "b").write_bytes(b"ELF\0\1\nTwo.\n")
+    assert list(lines([tmp_path], "skip")) == ["One."]
+    for name, content in (("cut", gzip.compress(b"One. " * 1000)[:-9]), ("plain", b"One.")):
+        (tmp_path / f"{name}.gz").write_bytes(content)
+        with pytest.raises(ValueError, match=f"{name}.gz: not a whole gzip file"):
+            list(lines([str(tmp_path / f"{name}.gz")]))
+
+
+def test_hidden_folders_are_passed_over_and_a_file_is_taken_once_whatever_its_names(tmp_path, monkeypatch):
+    for folder in ("books", "books/.git", "books/inner"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.txt").write_text("One.")
+    (tmp_path / "link.txt").symlink_to(tmp_path / "books" / "a.txt")
+    monkeypatch.chdir(tmp_path)
+    found = expand_paths(["books", "./books/", str(tmp_path / "books" / "a.txt"), "link.txt"])
+    assert sorted(map(os.path.realpath, found)) == [str(tmp_path / "books" / name) for name in ("a.txt", "inner/a.txt")]
+    assert expand_paths(["books"]) == ["books/a.txt", "books/inner/a.txt"]
+
+
+def test_the_same_bytes_in_other_files_are_another_corpus(tmp_path):
+    for folder, texts in (("one", ["First. Second."]), ("two", ["First. ", "Second."])):
+        (tmp_path / folder).mkdir()
+        for number, text in enumerate(texts):
+            (tmp_path / folder / f"{number}.txt").write_text(text)
+    one, two = (Corpus([tmp_path / folder], CorpusFormat(documents="file")) for folder in ("one", "two"))
+    assert len(sentences(one)) == 1 and len(sentences(two)) == 2 and one.digest != two.digest
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("index.json", ""), ("sentences.int64", "12345678"), ("blocks.int64", "")]
+)
+def test_an_index_that_is_not_whole_is_made_again(tmp_path, name, content):
+    (tmp_path / "a.txt").write_text("One. Two.\n\nThree.")
+    whole = sentences(Corpus([tmp_path / "a.txt"], cache=tmp_path / "cache"))
+    (file,) = (tmp_path / "cache").glob(f"index-*/{name}")
+    file.write_text(content)
+    assert sentences(Corpus([tmp_path / "a.txt"], cache=tmp_path / "cache")) == whole == [["One.", "Two."], ["Three."]]
+
+
+def test_what_a_killed_scan_left_is_removed_when_nobody_can_be_at_it(tmp_path):
+    (tmp_path / "a.txt").write_text("One. Two.")
+    old, new = tmp_path / "cache" / "scanning-old", tmp_path / "cache" / "scanning-new"
+    for folder in (old, new):
+        folder.mkdir(parents=True)
+        (folder / "sentences.int64").touch()
+    for path in (old / "sentences.int64", old, new):  # in the new one something is young
+        os.utime(path, (0, 0))
+    Corpus([tmp_path / "a.txt"], cache=tmp_path / "cache")
+    assert not old.exists() and new.exists()

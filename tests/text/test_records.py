@@ -30,10 +30,26 @@ def test_records_go_on_from_any_position(tmp_path, monkeypatch):
     np.testing.assert_array_equal([b["input_ids"] for b in whole[17:]], [b["input_ids"] for b in rest])
 
 
+def test_a_changed_byte_is_noticed_and_other_content_is_another_corpus(tmp_path):
+    path, changed = tmp_path / "a.tfrecord", tmp_path / "changed" / "a.tfrecord"
+    changed.parent.mkdir()
+    write_records(path)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    changed.write_bytes(content)
+    with pytest.raises(ValueError, match=r"a.tfrecord: a corrupted record at byte \d+"):
+        Records([changed])
+    write_records(changed, 41)
+    whole = Records([path])
+    assert Records([changed]).digest != whole.digest
+    sizes = [len(record) for record in whole.read(np.arange(40))]
+    assert whole.places[:, 1:].tolist() == [[sum(sizes[:n]) + 16 * n + 12, sizes[n]] for n in range(40)]
+
+
 def test_truncated_and_foreign_files_are_refused(tmp_path):
     write_records(tmp_path / "a.tfrecord")
     (tmp_path / "b.tfrecord").write_bytes((tmp_path / "a.tfrecord").read_bytes()[:-7])
-    with pytest.raises(ValueError, match=r"b.tfrecord: byte \d+: a record is cut off"):
+    with pytest.raises(ValueError, match=r"b.tfrecord: a truncated record at byte \d+; expected a whole TFRecord file"):
         Records([tmp_path / "b.tfrecord"])
     write_records(tmp_path / "c.tfrecord", leave_out=["segment_ids"])
     with pytest.raises(ValueError, match="c.tfrecord: a record without segment_ids"):

@@ -5,15 +5,16 @@ import pytest
 from small_corpus import VOCABULARY, text, write_records
 
 from kbert.text.baselines import baselines, majority_share, unigram_loss
+from kbert.text.masking import Masking
 from kbert.text.pretraining_data import InstanceRule
 from kbert.text.sentences import CorpusFormat
 from kbert.text.source import source
 from kbert.text.wordpiece import WordPiece
 
 
-def open_source(folder, paths, **rule):
+def open_source(folder, paths, form=None, **rule):
     rule = InstanceRule(**{"sequence_length": 16, "max_predictions": 3} | rule)
-    form = CorpusFormat(documents="file")
+    form = form or CorpusFormat(documents="file" if str(paths[0]).endswith(".txt") else "blank-line")
     return source([str(path) for path in paths], WordPiece(VOCABULARY), rule, form, str(folder / "cache"), print)
 
 
@@ -79,3 +80,15 @@ def test_records_that_do_not_fit_are_refused(tmp_path, texts, records):
     write_records(tmp_path / "many.tfrecord", count=len(VOCABULARY) + 1)
     with pytest.raises(ValueError, match=rf"holds the id \d+; the vocabulary has {len(VOCABULARY)} pieces"):
         open_source(tmp_path, [tmp_path / "many.tfrecord"])
+
+
+def test_what_records_have_already_is_asked_of_text_alone(tmp_path, records):
+    for options in ({"form": CorpusFormat(documents="file")}, {"short_sequences": 0.2}, {"masking": Masking(rate=0.2)}):
+        with pytest.raises(ValueError, match="a.tfrecord: records hold token ids, cut and masked already"):
+            open_source(tmp_path, [records], **options)
+
+
+def test_text_of_which_no_sequence_can_be_made_is_refused(tmp_path):
+    (tmp_path / "unseen.txt").write_text("\u200b\n\u200b\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="unseen.txt: no sequence can be made of its text"):
+        open_source(tmp_path, [tmp_path / "unseen.txt"], objectives="mlm")

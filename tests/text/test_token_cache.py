@@ -1,6 +1,7 @@
 """Token ids from disk are those of the text, and are made again only when what they were made from has changed."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from small_corpus import VOCABULARY, WORDS, write_corpus
 
@@ -39,3 +40,15 @@ def test_the_cache_reads_as_far_from_a_place_as_the_text(tmp_path):
         found.append([ids.numpy()[start : start + length].tolist() for start, length in places])
     assert found[0] == found[1]
     assert all(found[0]) and len({len(ids) for ids in found[0]}) > 5
+
+
+@pytest.mark.parametrize("name", ["tokens", "offsets.int64"])
+def test_a_cache_that_is_not_whole_is_made_again(tmp_path, name):
+    (tmp_path / "corpus").mkdir()
+    corpus, made = write_corpus(tmp_path / "corpus", [300, 5_000]), []
+    CachedTokens(corpus, WordPiece(VOCABULARY), tmp_path / "cache")
+    (file,) = (tmp_path / "cache").glob(f"*/{name}")
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    CachedTokens(corpus, WordPiece(VOCABULARY), tmp_path / "cache", lambda *done: made.append(done))
+    assert made and file.read_bytes() == whole

@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import os
 import signal
 import time
@@ -7,9 +8,11 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from kbert.training import checkpointing
-from kbert.training.checkpointing import Checkpoint, NonFiniteLoss, check_settings
+from kbert.training.checkpointing import Checkpoint, NonFiniteLoss, begin_run, check_settings
+from kbert.training.monitoring import EventFiles, Monitor
 from tests.training.logged import TIMES, events
 from tests.training.tiny_run import dataset, digest, new_model, new_optimizer, state
 
@@ -216,3 +219,27 @@ def test_an_output_folder_takes_one_runs_settings(tmp_path):
     (tmp_path / "run" / "run.json").write_text("{")
     with pytest.raises(ValueError, match="run.json: not JSON"):
         check_settings(tmp_path / "run", {"size": "tiny"})
+
+
+def test_a_run_is_one_processs(tmp_path):
+    begin_run(tmp_path, SETTINGS, tf.distribute.get_strategy())
+    begin_run(tmp_path, SETTINGS, tf.distribute.get_strategy())
+    checkpointing.CLAIMED.pop(tmp_path / "run.json").close()
+    with open(tmp_path / "run.json", "rb") as of_another:  # which a lock takes for another process's
+        fcntl.flock(of_another, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="another process trains there; wait for it, or give another folder"):
+            begin_run(tmp_path, SETTINGS, tf.distribute.get_strategy())
+    begin_run(tmp_path, SETTINGS, tf.distribute.get_strategy())
+    checkpointing.CLAIMED.pop(tmp_path / "run.json").close()
+
+
+def test_what_is_logged_after_the_last_step_stays_when_the_same_command_runs_again(model, tmp_path):
+    checkpoint = Checkpoint(tmp_path, SETTINGS, every=3)
+    files = EventFiles(tmp_path / "logs", checkpoint)
+    fit(model, 6, Monitor(files, {}, every=4), checkpoint)
+    logged = events(tmp_path / "logs")
+    assert {step for _, _, step in logged} == {0, 4, 6}
+    again = Checkpoint(tmp_path, SETTINGS, every=3)
+    assert again.restore(model) == 6
+    EventFiles(tmp_path / "logs", again)
+    assert events(tmp_path / "logs") == logged

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -142,8 +143,7 @@ def test_the_largest_batch_fits_and_the_next_larger_one_does_not(changes):
     assert total(replace(of, batch_size=largest + of.accumulation), device) > limit
     needed = total(replace(of, batch_size=of.accumulation), device)
     assert planning.largest_batch(of, needed, device) == of.accumulation
-    with pytest.raises(ValueError, match=f"expected at least .* for a batch of {of.accumulation}"):
-        planning.largest_batch(of, needed - 1, device)
+    assert planning.largest_batch(of, needed - 1, device) == 0
 
 
 def test_a_corpus_has_the_steps_of_its_tokens():
@@ -233,6 +233,12 @@ def test_memory_is_predicted_within_15_percent_by_trials_with_fewer_layers_and_s
 def test_a_plan_that_cannot_be_is_refused(flags, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     refuse("plan", f"{PLAN.partition('.py ')[2]} {flags}", message)
+
+
+def test_what_fits_in_one_way_alone_is_planned(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    call(f"{PLAN.replace('tiny', 'base')} --sequence-length 512 --batch-size 1 --memory 4.2")
+    assert re.search(r"largest batch within 4.2 GB *│ 1 *│ none", capsys.readouterr().out)
 
 
 def test_an_unknown_size_is_one_line_and_status_2(tmp_path):

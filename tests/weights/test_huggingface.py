@@ -174,6 +174,7 @@ def test_the_tokenizer_files_make_the_same_ids(tmp_path, lower_case):
         ({"num_hidden_layers": 1}, r"bert.encoder.layer.1.attention.*are no weight of this model"),
         ({"intermediate_size": 24}, r"layer.0.intermediate.dense.weight has the shape \(20, 12\), expected \(24, 12\)"),
         ({"vocab_size": 40}, "the vocabulary has 36 pieces, expected the 40 of vocab_size"),
+        ({"id2label": {"1": "a", "2": "b", "3": "c"}}, "id2label has the numbers 1, 2, 3; expected 0 to 2"),
         ({"architectures": ["BertLMHeadModel"]}, "architectures is BertLMHeadModel; expected one of BertForSequence"),
     ],
 )
