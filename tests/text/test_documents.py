@@ -172,7 +172,7 @@ def test_hidden_folders_are_passed_over_and_a_file_is_taken_once_whatever_its_na
 
 
 def test_the_same_bytes_in_other_files_are_another_corpus(tmp_path):
-    for folder, texts in (("one", ["First. Second."]), ("two", ["First. ", "Second."])):
+    for folder, texts in (("one", ["First.Second."]), ("two", ["First.", "Second."])):
         (tmp_path / folder).mkdir()
         for number, text in enumerate(texts):
             (tmp_path / folder / f"{number}.txt").write_text(text)
