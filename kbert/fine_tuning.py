@@ -53,17 +53,17 @@ class OptimizerRule:
 
 def check_rules(layers: LayerRule, optimizer: OptimizerRule, seed: int) -> None:
     """Raises ValueError for a rule that no run can follow."""
-    check_numbers(optimizer)
+    check_numbers(optimizer, seed)
     if not 0 <= optimizer.warmup <= 1:
         raise ValueError(f"--optimizer.warmup {optimizer.warmup}: expected a share from 0 to 1")
     if not 0 < layers.decay <= 1:
         raise ValueError(f"--layers.decay {layers.decay}: expected a share above 0, up to 1")
-    if seed < 0:
-        raise ValueError(f"--seed {seed}: expected 0 or more")
 
 
-def check_numbers(optimizer) -> None:
-    """Raises ValueError for what no optimizer can do; the rule of a fine-tuning or of pre-training."""
+def check_numbers(optimizer, seed: int) -> None:
+    """Raises ValueError for what no optimizer can do, and no seed be; the rule of a fine-tuning or of pre-training."""
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"--seed {seed}: expected 0 to {2**32 - 1}")
     if not 0 < optimizer.clip_norm < float("inf"):
         raise ValueError(f"--optimizer.clip-norm {optimizer.clip_norm}: expected a number above 0")
     if not 0 <= optimizer.weight_decay < float("inf"):

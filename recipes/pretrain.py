@@ -259,9 +259,7 @@ def main(
 
 def check_flags(steps: int, seed: int, optimizer: OptimizerRule, run: RunRule) -> None:
     """Raises ValueError for numbers that no run can be made of."""
-    check_numbers(optimizer)
-    if not 0 <= seed < 2**32:
-        raise ValueError(f"--seed {seed}: expected 0 to {2**32 - 1}")
+    check_numbers(optimizer, seed)
     if optimizer.learning_rate is not None and not 0 < optimizer.learning_rate < float("inf"):
         raise ValueError(f"--optimizer.learning-rate {optimizer.learning_rate}: expected a number above 0")
     if optimizer.warmup_steps is not None and not 0 <= optimizer.warmup_steps <= steps:

@@ -108,6 +108,7 @@ def test_a_folder_that_holds_something_is_not_written_into_and_a_format_without_
         ("--layers.dropout 1", "dropout is 1.0, expected 0 up to"),
         ("--layers.decay 0", "--layers.decay 0.0: expected a share above 0, up to 1"),
         ("--optimizer.warmup 2", "--optimizer.warmup 2.0: expected a share from 0 to 1"),
+        ("--seed 4294967296", "--seed 4294967296: expected 0 to 4294967295"),
         ("--optimizer.clip-norm 0", "--optimizer.clip-norm 0.0: expected a number above 0"),
         ("--optimizer.weight-decay -1", "--optimizer.weight-decay -1.0: expected a number, 0 or more"),
         ("--optimizer.accumulation 0", "--optimizer.accumulation 0: expected at least 1"),
