@@ -33,7 +33,8 @@ UNREAD_FIELDS = {
 class BertConfig:
     """The hyper-parameters of one BERT, under the names of Google's bert_config.json.
 
-    Raises ValueError, naming the field and the value received, if no model can be built from them.
+    `sequence_length` is that of the longest sequences the weights were trained on: position vectors beyond it are as
+    they were drawn. None is all positions. Raises ValueError, naming the field and the value received, if no model can be built from them.
     """
 
     vocab_size: int = 30522
@@ -50,6 +51,7 @@ class BertConfig:
     layer_norm_epsilon: float = 1e-12
     pooler: bool = True
     causal: bool = False
+    sequence_length: int | None = None
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -64,10 +66,18 @@ class BertConfig:
             raise ValueError(
                 f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
             )
+        if self.trained_length > self.max_position_embeddings:
+            limit = f"max_position_embeddings {self.max_position_embeddings}"
+            raise ValueError(f"sequence_length is {self.sequence_length}, expected at most {limit}")
 
     @property
     def head_size(self) -> int:
         return self.hidden_size // self.num_attention_heads
+
+    @property
+    def trained_length(self) -> int:
+        """The longest sequence, in tokens, that a served model reads."""
+        return self.sequence_length or self.max_position_embeddings
 
     @classmethod
     def from_size(cls, size: str, **changes) -> "BertConfig":
@@ -128,7 +138,9 @@ class BertConfig:
 def _check_field(field: dataclasses.Field, value) -> None:
     """Raises ValueError if the value's type or range is not the field's."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if field.type is int:
+    if field.default is None and value is None:
+        return
+    if field.type in (int, int | None):
         valid, expected = is_number and isinstance(value, int) and value > 0, "a positive integer"
     elif field.type is float and field.name.endswith("_prob"):
         valid, expected = is_number and 0 <= value < 1, "a number from 0 up to, not including, 1"

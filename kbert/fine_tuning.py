@@ -72,7 +72,7 @@ def check_numbers(optimizer, seed: int) -> None:
         raise ValueError(f"--optimizer.accumulation {optimizer.accumulation}: expected at least 1")
 
 
-def check_grid(learning_rates, batch_sizes, epochs, restarts: int, examples: int, parts: int) -> None:
+def check_grid(learning_rates, batch_sizes, epochs, restarts: int, parts: int) -> None:
     """Raises ValueError for numbers that no run can be made of; parts: replicas x accumulation."""
     for name, values in (("learning-rates", learning_rates), ("batch-sizes", batch_sizes), ("epochs", epochs)):
         if not values or min(values) <= 0 or len(set(values)) < len(values):
@@ -82,8 +82,12 @@ def check_grid(learning_rates, batch_sizes, epochs, restarts: int, examples: int
     for size in batch_sizes:
         if size % parts:
             raise ValueError(f"--batch-sizes {size}: replicas x accumulation, {parts}, does not divide it")
-    if max(batch_sizes) > examples:
-        raise ValueError(f"--batch-sizes {max(batch_sizes)}: there are {examples} training examples")
+
+
+def check_rows(batch_sizes, encoded) -> None:
+    """Raises ValueError for a batch that is larger than the training set, in rows: a long text may have several."""
+    if max(batch_sizes) > len(encoded.lengths):
+        raise ValueError(f"--batch-sizes {max(batch_sizes)}: there are {len(encoded.lengths)} training examples")
 
 
 def check_length(sequence_length: int, start) -> None:
@@ -91,6 +95,15 @@ def check_length(sequence_length: int, start) -> None:
     limit = start.config.max_position_embeddings
     if not 8 <= sequence_length <= limit:
         raise ValueError(f"--sequence-length {sequence_length}: expected 8 to {limit}, the model's positions")
+
+
+def tell_untrained(start, sequence_length: int) -> None:
+    """Prints that a model was trained on shorter sequences, if it was."""
+    from kbert import report
+
+    if sequence_length > start.config.trained_length:
+        told = f"the model was trained on sequences of up to {start.config.trained_length} tokens, not {sequence_length}"
+        report.CONSOLE.print(f"{told}: its position vectors beyond that may be random", highlight=False, soft_wrap=True)
 
 
 def settings_of(layers: LayerRule, optimizer: OptimizerRule, devices: DeviceRule) -> dict:
@@ -101,10 +114,10 @@ def settings_of(layers: LayerRule, optimizer: OptimizerRule, devices: DeviceRule
     return settings | {"precision": devices.precision}
 
 
-def model_maker(start, head: Callable, layers: LayerRule, devices: DeviceRule) -> Callable:
+def model_maker(start, head: Callable, layers: LayerRule, devices: DeviceRule, sequence_length: int) -> Callable:
     """A function that makes the model of a run: head(Bert, dropout=...) with the start's weights.
 
-    A head that reads the pooled output gets a new pooler where the start has none, and that is printed. Raises
+    Where the start was trained on shorter sequences than the run's, that is printed. A head that reads the pooled output gets a new pooler where the start has none, and that is printed. Raises
     ValueError for layers that the start does not have.
     """
     from kbert import report
@@ -116,7 +129,8 @@ def model_maker(start, head: Callable, layers: LayerRule, devices: DeviceRule) -
     if min(layers.frozen, layers.reinitialized) < 0 or layers.frozen + layers.reinitialized > count:
         told = f"{layers.frozen} layers frozen and {layers.reinitialized} drawn anew"
         raise ValueError(f"{told}: expected at most the model's {count} together")
-    encoder, config = without_heads(start), start.config
+    encoder, config = without_heads(start), replace(start.config, sequence_length=sequence_length)
+    tell_untrained(start, sequence_length)
     options = {} if layers.dropout is None else {"dropout": layers.dropout}
     reads_pooled = head(Bert(replace(config, pooler=True)), **options).reads_pooled_output
     if reads_pooled and not config.pooler:

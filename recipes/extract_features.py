@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from kbert.command_line import run
+from kbert.fine_tuning import tell_untrained
 from kbert.whole_file import refuse_to_replace
 
 USUAL_LAYERS = (-1, -2, -3, -4)
@@ -46,10 +47,14 @@ def main(
     from kbert import report
     from kbert.tasks import vectors
 
+    if Path(output).suffix.lower() == ".npz" and (count := sum(1 for _ in vectors.lines(input))) > vectors.MOST_ARRAYS:
+        told = f"an .npz has at most {vectors.MOST_ARRAYS} texts; expected .tfrecord or .jsonl"
+        raise ValueError(f"--output {output}: {input} has {count} lines, {told}")
     trained, tokenizer = kbert.load(model, lower_case=lower_case)
     limit = trained.config.max_position_embeddings
     if not 8 <= sequence_length <= limit:
         raise ValueError(f"--sequence-length {sequence_length}: expected 8 to {limit}, the model's positions")
+    tell_untrained(trained, sequence_length)
     per_token = "piece" if unit == "word" else unit  # a word's vector is its first piece's
     of_layers = {} if unit == "pooled" else {"layers": layers, "mix": mix, "weights": weights}
     call = graph(kbert.BertFeatures(trained.bert, **of_layers, unit=per_token))

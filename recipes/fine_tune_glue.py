@@ -21,6 +21,7 @@ from kbert.fine_tuning import (
     OptimizerRule,
     check_grid,
     check_length,
+    check_rows,
     check_rules,
     model_maker,
     new_search,
@@ -122,12 +123,13 @@ def main(
     # Read: everything that can be refused is looked at before long work begins.
     replicas = start_devices(strategy, devices, os.environ.get("TF_CONFIG"))
     parts = replicas.num_replicas_in_sync * optimizer.accumulation
-    check_grid(learning_rates, batch_sizes, epochs, restarts, len(problem.train), parts)
+    check_grid(learning_rates, batch_sizes, epochs, restarts, parts)
     first, tokenizer = kbert.load(model, lower_case=reading.lower_case)
     check_length(sequence_length, first)
-    new_model = model_maker(first, head_of(problem, loss), layers, devices)
+    new_model = model_maker(first, head_of(problem, loss), layers, devices, sequence_length)
     new_model()  # refuses what the layers and the dropout cannot be
     encoded = encode_all(problem, tokenizer, sequence_length)
+    check_rows(batch_sizes, encoded["train"])
     settings = {"start": digest(first), "vocabulary": tokenizer.digest, "examples": digest_of(problem.labelled)}
     settings |= {"labels": problem.labels, "metrics": problem.metrics, "kind": problem.kind}
     settings |= {"sequence_length": sequence_length, "seed": seed, "class_weights": loss.class_weights}

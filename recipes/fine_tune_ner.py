@@ -16,6 +16,7 @@ from kbert.fine_tuning import (
     OptimizerRule,
     check_grid,
     check_length,
+    check_rows,
     check_rules,
     model_maker,
     new_search,
@@ -129,16 +130,17 @@ def main(
     labels = ner.tag_names(sets["train"])
     check_rules(layers, optimizer, seed)
     parts = replicas.num_replicas_in_sync * optimizer.accumulation
-    check_grid(learning_rates, batch_sizes, epochs, restarts, len(sets["train"]), parts)
+    check_grid(learning_rates, batch_sizes, epochs, restarts, parts)
     if head == "linear" and features != FeatureRule():
         raise ValueError("--features is what a BiLSTM reads; expected --head bilstm beside it")
     if head == "bilstm" and features.frozen and (layers.frozen, layers.reinitialized, layers.decay) != (0, 0, 1.0):
         raise ValueError("--layers: the BERT that a BiLSTM reads does not learn; expected --features.no-frozen too")
     first, tokenizer = kbert.load(model, lower_case=reading.lower_case)
     check_length(sequence_length, first)
-    new_model = model_maker(first, head_of(labels, features if head == "bilstm" else None), layers, devices)
+    new_model = model_maker(first, head_of(labels, features if head == "bilstm" else None), layers, devices, sequence_length)
     new_model()  # refuses what the layers and the dropout cannot be
     encoded = {name: ner.encode(of, tokenizer, labels, sequence_length, context) for name, of in sets.items()}
+    check_rows(batch_sizes, encoded["train"])
     settings = {"start": digest(first), "vocabulary": tokenizer.digest, "labels": labels}
     settings |= {"sequence_length": sequence_length, "context": context, "seed": seed}
     settings |= {"sets": ner.digest({name: sets[name] for name in ("train", "dev")})}  # not test, which changes no run

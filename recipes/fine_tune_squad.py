@@ -17,6 +17,7 @@ from kbert.fine_tuning import (
     OptimizerRule,
     check_grid,
     check_length,
+    check_rows,
     check_rules,
     model_maker,
     new_search,
@@ -130,13 +131,14 @@ def main(
     grid = {"epochs": epochs or (EPOCHS[version],), "batch_sizes": batch_sizes or (BATCH_SIZES[version],)}
     check_rules(layers, optimizer, seed)
     parts = replicas.num_replicas_in_sync * optimizer.accumulation
-    check_grid(learning_rates, **grid, restarts=restarts, examples=len(learned), parts=parts)
+    check_grid(learning_rates, **grid, restarts=restarts, parts=parts)
     rule, answer_rule = rules(windows, answers, version)
     first, tokenizer = kbert.load(model, lower_case=windows.lower_case)
     check_length(windows.sequence_length, first)
-    new_model = model_maker(first, kbert.BertSpanPredictor, layers, devices)
+    new_model = model_maker(first, kbert.BertSpanPredictor, layers, devices, windows.sequence_length)
     new_model()  # refuses what the layers and the dropout cannot be
     encoded = squad.encode(learned, tokenizer, rule, with_targets=True)
+    check_rows(grid["batch_sizes"], encoded)
     judge = Judge(asked, squad.encode(asked, tokenizer, rule), rule, answer_rule)
     settings = {"start": digest(first), "vocabulary": tokenizer.digest, "version": version, "seed": seed}
     settings |= {
@@ -152,7 +154,7 @@ def main(
 
     # Build, compile, fit and evaluate each run; the best on dev is saved as it is found.
     def save(best):
-        best.answering = {"longest": answers.longest, "threshold": judge.used.threshold, **rule._asdict()}
+        best.answering = {"longest": answers.longest, "threshold": judge.served, **rule._asdict()}
         kbert.save(best, tokenizer, output)
         judge.write(Path(output))
 
@@ -184,7 +186,7 @@ class Judge:
 
         rule = self.answer_rule
         found = squad_answers.best_spans(model, self.encoded, self.rule, rule)
-        self.model, self.used = model, rule
+        self.model, self.used, self.served = model, rule, rule.threshold
         self.answers = squad_answers.join(self.questions, self.encoded, found, rule)
         texts, odds = squad_answers.best_texts(self.answers), self.answers.null_odds
         if not rule.no_answer:
@@ -192,6 +194,7 @@ class Judge:
         at_zero = scores_v2(self.questions, texts, odds, 0.0)
         threshold = at_zero["best_f1_thresh"] if rule.threshold is None else rule.threshold
         self.used = rule._replace(threshold=threshold)
+        self.served = squad_answers.between(odds, threshold) if rule.threshold is None else threshold
         of_zero = {f"{name}_at_threshold_0": at_zero[name] for name in ("exact", "f1")}
         return scores_v2(self.questions, texts, odds, threshold) | {"threshold": threshold} | of_zero
 

@@ -14,6 +14,7 @@ from kbert.fine_tuning import (
     OptimizerRule,
     check_grid,
     check_length,
+    check_rows,
     check_rules,
     model_maker,
     new_search,
@@ -80,12 +81,13 @@ def main(
     check_sets(sets)
     check_rules(layers, optimizer, seed)
     parts = replicas.num_replicas_in_sync * optimizer.accumulation
-    check_grid(learning_rates, batch_sizes, epochs, restarts, len(sets["train"]), parts)
+    check_grid(learning_rates, batch_sizes, epochs, restarts, parts)
     first, tokenizer = kbert.load(model, lower_case=lower_case)
     check_length(sequence_length, first)
-    new_model = model_maker(first, kbert.BertMultipleChoice, layers, devices)
+    new_model = model_maker(first, kbert.BertMultipleChoice, layers, devices, sequence_length)
     new_model()  # refuses what the layers and the dropout cannot be
     encoded = {name: swag.encode(of, tokenizer, sequence_length) for name, of in sets.items()}
+    check_rows(batch_sizes, encoded["train"])
     settings = {"start": digest(first), "vocabulary": tokenizer.digest}
     settings |= {"sets": swag.digest({name: sets[name] for name in ("train", "dev")})}  # not test, which changes no run
     settings |= {"sequence_length": sequence_length, "seed": seed, **settings_of(layers, optimizer, devices)}

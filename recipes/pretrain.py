@@ -327,12 +327,15 @@ def new_config(first, size: str, tokenizer, rule, dropout: float):
 
     dropouts = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
     causal = rule.objectives == "left-to-right"
+    length = rule.sequence_length
     if first is None:
-        return kbert.BertConfig.from_size(size, vocab_size=tokenizer.vocab_size, causal=causal, **dropouts)
+        changes = {"vocab_size": tokenizer.vocab_size, "causal": causal, "sequence_length": length}
+        return kbert.BertConfig.from_size(size, **changes, **dropouts)
     if rule.sequence_length > first.config.max_position_embeddings:
         limit = first.config.max_position_embeddings
         raise ValueError(f"sequence_length {rule.sequence_length}; expected at most {limit}, the start's positions")
-    return replace(first.config, pooler=first.config.pooler or rule.next_sentence, causal=causal, **dropouts)
+    pooler, trained = first.config.pooler or rule.next_sentence, max(length, first.config.trained_length)
+    return replace(first.config, pooler=pooler, causal=causal, sequence_length=trained, **dropouts)
 
 
 def new_optimizer(rule: OptimizerRule, peak: float, steps: int):

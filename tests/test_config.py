@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import subprocess
 import sys
@@ -35,6 +36,13 @@ def test_the_default_is_base_with_the_releases_settings():
     assert config.head_size == 64
 
 
+def test_a_model_is_trusted_with_the_sequences_it_was_trained_on():
+    assert BertConfig().trained_length == 512
+    assert BertConfig(sequence_length=128).trained_length == 128
+    with pytest.raises(ValueError, match="sequence_length is 600, expected at most max_position_embeddings 512"):
+        BertConfig(sequence_length=600)
+
+
 def test_changes_replace_fields_of_a_size():
     config = BertConfig.from_size("mini", vocab_size=8192, causal=True)
     assert (config.vocab_size, config.causal, config.hidden_size) == (8192, True, 256)
@@ -42,6 +50,7 @@ def test_changes_replace_fields_of_a_size():
 
 def test_json_round_trip_keeps_every_field(tmp_path):
     config = BertConfig.from_size("tiny", vocab_size=99, hidden_act="gelu_erf", pooler=False, layer_norm_epsilon=1e-5)
+    config = dataclasses.replace(config, sequence_length=64)
     config.to_json(tmp_path / "bert_config.json")
     assert BertConfig.from_json(tmp_path / "bert_config.json") == config
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bert_config.json"]
@@ -49,7 +58,7 @@ def test_json_round_trip_keeps_every_field(tmp_path):
 
 def google_file(tmp_path, **changes):
     fields = BertConfig.from_size("tiny").to_dict()
-    for name in ("layer_norm_epsilon", "pooler", "causal"):
+    for name in ("layer_norm_epsilon", "pooler", "causal", "sequence_length"):
         del fields[name]
     path = tmp_path / "bert_config.json"
     path.write_text(json.dumps({**fields, "hidden_act": "gelu", "directionality": "bidi", **changes}))
@@ -84,6 +93,7 @@ def test_only_plain_gelu_is_replaced(tmp_path):
         ({"initializer_range": "0.02"}, "initializer_range is '0.02', expected a positive number"),
         ({"initializer_range": float("inf")}, "initializer_range is inf, expected a positive number"),
         ({"pooler": 1}, "pooler is 1, expected true or false"),
+        ({"sequence_length": 0}, "sequence_length is 0, expected a positive integer"),
         ({"hidden_act": "swish"}, "hidden_act is 'swish', expected one of gelu_tanh, gelu_erf, relu"),
         ({"hidden_act": None}, "hidden_act is None, expected a name"),
     ],

@@ -133,6 +133,7 @@ def test_fine_tuning_that_cannot_be_is_refused_before_it_begins(folder, start, m
         ("--windows.stride 4", "stride is 4, expected 8 to sequence_length"),
         ("--windows.sequence-length 600", "--sequence-length 600: expected 8 to 512, the model's positions"),
         ("--answers.longest 0", "--answers.longest 0: expected at least 1"),
+        ("--windows.sequence-length 80 --batch-sizes 999", "--batch-sizes 999: there are 99 training examples"),
         ("--answers.threshold 0", "--answers.threshold 0.0: version 1.1 has an answer to every question"),
     ],
 )
@@ -198,6 +199,16 @@ def test_what_these_recipes_cannot_do_is_refused(folder, start, monkeypatch, nam
     }
     refuse(name, f"--model {start} {files[name]} {change}", message)
     assert not Path("not_tuned.npz").exists()
+
+
+def test_more_texts_than_a_list_of_contents_should_hold_are_refused(folder, start, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("kbert.tasks.vectors.MOST_ARRAYS", 3)
+    refuse(
+        "extract_features",
+        f"--model {start} --input lines.txt --output not_tuned.npz",
+        "lines.txt has 4 lines, an .npz has at most 3 texts; expected .tfrecord or .jsonl",
+    )
 
 
 @pytest.mark.parametrize(

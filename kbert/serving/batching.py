@@ -5,9 +5,10 @@ A batch is what the model is fast at, and rows of like length waste nothing on p
 """
 
 import collections
+import contextlib
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -97,7 +98,8 @@ class Batcher:
                 elif answer.set_running_or_notify_cancel():
                     answer.set_result(put_together(found, parts, signature))
             except Exception as error:
-                answer.set_exception(error)
+                with contextlib.suppress(InvalidStateError):  # of an answer that nobody waits for any more
+                    answer.set_exception(error)
             if answer.done():
                 with self.changed:
                     self.rows -= sum(map(len, left))

@@ -1,5 +1,6 @@
 """SavedModels that answer raw text, in the folders that TensorFlow Serving reads."""
 
+import contextlib
 import errno
 import json
 import os
@@ -29,7 +30,7 @@ def export(model: keras.Model, tokenizer, directory: str | os.PathLike, **option
     directory = Path(directory)
     asked, functions = questions(model, tokenizer, **options), {}
     root = tf.Module()
-    with weights_final(model.bert):
+    with weights_final(model.bert), without_cudnn(model):
         for question in asked:
             functions |= {name: f.get_concrete_function() for name, f in question.signatures().items()}
         # The weights the graphs read and no more: no optimizer, no metrics, no dropout state.
@@ -47,6 +48,20 @@ def export(model: keras.Model, tokenizer, directory: str | os.PathLike, **option
         return str(as_next_version(unfinished, directory))
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def without_cudnn(model):
+    """Within it LSTMs are plain operations: on a machine with a GPU Keras puts cuDNN's in graphs, which no CPU runs."""
+    lstms = [lstm for both in getattr(model, "lstms", ()) for lstm in (both.forward_layer, both.backward_layer)]
+    former = [lstm.use_cudnn for lstm in lstms]
+    try:
+        for lstm in lstms:
+            lstm.use_cudnn = False
+        yield
+    finally:
+        for lstm, use in zip(lstms, former, strict=True):
+            lstm.use_cudnn = use
 
 
 def as_next_version(folder: Path, directory: Path) -> Path:

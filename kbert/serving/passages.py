@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kbert.serving.questions import IDS, TEXT, check, graph, names_of_classes, of_ids, rounded
+from kbert.serving.questions import IDS, TEXT, check, graph, names_of_classes, of_ids, rounded, same_number
 from kbert.text.packing import pack, special_ids
-from kbert.text.windows import WindowRule, Windows, answer_places, pack_windows, windows
+from kbert.text.windows import LEAST_STRIDE, WindowRule, Windows, answer_places, pack_windows, windows
 from kbert.text.words import pieces_of_words, words_of
 
 NEVER = -1e30
@@ -36,26 +36,33 @@ def chosen(of: Windows, rows) -> Windows:
     return Windows(*(tf.gather(values, rows) for values in of))
 
 
+def usual_windows(limit: int) -> WindowRule:
+    """The usual rule, or for sequences of fewer tokens what is left of it."""
+    usual = WindowRule()
+    return WindowRule(
+        min(usual.sequence_length, limit),
+        min(usual.stride, max(limit // 4, LEAST_STRIDE)),
+        min(usual.question_length, max(limit // 4, 1)),
+    )
+
+
 class FindAnswer:
     """The answer to a question in a passage: string [B], [B] -> a dict of [B], the best span over all windows.
 
     `answer`, as it stands in the passage, its first and last + 1 character `start` and `end`, the sum of its logits
     `score`, and `no_answer_probability`, that of no answer against this one. Over `threshold`, of the null odds (score
     of none minus score of the best), the answer is "", with -1 and -1; None always answers. What is not given is as the
-    model's `answering` has it: `longest` (tokens of an answer), `threshold`, and the fields of a WindowRule.
+    model's `answering` has it: `longest` (tokens of an answer), `threshold`, and the fields of a WindowRule. Raises
+    ValueError for windows that cannot be.
     """
 
     def __init__(self, model: keras.Model, tokenizer, **given):
         check(model, tokenizer, "loss")
-        limit = model.config.max_position_embeddings
-        given = {"longest": 30, "threshold": None, **WindowRule()._asdict(), **model.answering, **given}
+        usual = {"longest": 30, "threshold": None, **usual_windows(model.config.trained_length)._asdict()}
+        given = {**usual, **model.answering, **given}
         longest, threshold = given.pop("longest"), given.pop("threshold")
-        rule = WindowRule(**given)
-        self.rule = rule._replace(
-            sequence_length=min(rule.sequence_length, limit),
-            stride=min(rule.stride, max(limit // 4, 1)),
-            question_length=min(rule.question_length, limit // 4),
-        )
+        self.rule = WindowRule(**given)
+        self.rule.check(model.config.max_position_embeddings)
         self.model, self.tokenizer, self.longest, self.threshold = model, tokenizer, longest, threshold
         self.from_text = graph(self._from_text, TEXT, TEXT)
         self.from_ids = graph(self._from_ids, IDS, IDS, IDS)
@@ -71,6 +78,7 @@ class FindAnswer:
         return {name: outputs[name] for name in ("start_logits", "end_logits")}
 
     def _from_text(self, question, passage):
+        same_number(question=question, passage=passage)
         asked = self.tokenizer(question)[:, : self.rule.question_length]
         pieces, *offsets = self.tokenizer.tokenize_with_offsets(passage)
         of = windows(asked.row_lengths() + 2, pieces.row_lengths(), self.rule)
@@ -122,7 +130,7 @@ class TagWords:
 
     `words`, `tags` string and `starts`, `ends` int64 (characters), all [B, N], N the words of the text that has most of
     them, "" and -1 where there are fewer; of the entities `entity_types`, `entity_texts` string, `entity_starts`,
-    `entity_ends` int64 [B, M]. A text longer than the model's positions is tagged in windows.
+    `entity_ends` int64 [B, M]. A text longer than what the model was trained on is tagged in windows.
     """
 
     padding = {
@@ -136,7 +144,7 @@ class TagWords:
         check(model, tokenizer, "loss")
         self.labels = names_of_classes(model, labels)
         self.model, self.tokenizer = model, tokenizer
-        limit = model.config.max_position_embeddings
+        limit = model.config.trained_length
         self.rule = WindowRule(limit, max((limit - 2) // 2, 1))
         self.from_text = graph(self._from_text, TEXT)
         self.from_ids = graph(self._from_ids, IDS, IDS, IDS)
@@ -242,11 +250,12 @@ class ChooseEnding:
         return {"probabilities": probabilities, "choice": tf.argmax(probabilities, axis=1)}
 
     def _from_text(self, context, endings):
+        same_number(context=context, endings=endings)
         count = tf.shape(endings)[1]
         contexts = self.tokenizer(tf.repeat(context, count))
         tokens = self.tokenizer(tf.reshape(endings, [-1]))
         lengths = contexts.row_lengths() + tokens.row_lengths() + 3
-        length = rounded(tf.reduce_max(tf.concat([lengths, [4]], 0)), self.model.config.max_position_embeddings)
+        length = rounded(tf.reduce_max(tf.concat([lengths, [4]], 0)), self.model.config.trained_length)
 
         def some(rows):
             pairs = tf.reshape(rows[:, None] * tf.cast(count, tf.int64) + tf.range(tf.cast(count, tf.int64)), [-1])

@@ -23,7 +23,7 @@ class FillBlanks:
 
     Called with texts [B] it returns a dict of `pieces` string, `probabilities` float32 and `ids` int32, each [B, M, k],
     M being the number of masks in the text that has most of them. Where a text has fewer masks, or its mask lies beyond
-    what the model's positions hold, they are "", 0 and -1. Raises ValueError if the model has no masked-LM head or sees
+    the length that the model was trained on, they are "", 0 and -1 (which kbert's server leaves out at the end). Raises ValueError if the model has no masked-LM head or sees
     only what is left of the blank, and if k is outside 1..V.
     """
 
@@ -89,6 +89,7 @@ class NextSentence:
         return {"next_sentence": self.from_pairs}
 
     def _from_pairs(self, text_a, text_b):
+        same_number(text_a=text_a, text_b=text_b)
         features = packed(self, self.tokenizer(text_a), self.tokenizer(text_b))
         features["masked_lm_positions"] = tf.zeros([tf.size(text_a), 0], tf.int32)
         outputs = self.model(packing.with_token_places(features), training=False)
@@ -116,6 +117,7 @@ class OfText:
         return self.from_ids(**packed(self, self.tokenizer(text)))
 
     def _from_pairs(self, text_a, text_b):
+        same_number(text_a=text_a, text_b=text_b)
         return self.from_ids(**packed(self, self.tokenizer(text_a), self.tokenizer(text_b)))
 
     def _from_ids(self, input_ids, input_mask, segment_ids):
@@ -245,11 +247,18 @@ def check(model, tokenizer, loss: str | None) -> None:
         raise ValueError(f"the vocabulary has {tokenizer.vocab_size} pieces, the model {model.config.vocab_size}")
 
 
+def same_number(**inputs) -> None:
+    """Raises InvalidArgumentError, naming both inputs, unless the second has as many rows as the first."""
+    (first, one), (second, other) = ((name, tf.shape(values)[0]) for name, values in inputs.items())
+    message = tf.strings.format(f"{first} has {{}} rows and {second} {{}}, expected as many", (one, other))
+    tf.debugging.Assert(one == other, [message])
+
+
 def packed(question, tokens_a, tokens_b=None) -> dict:
-    """[CLS] A [SEP] B [SEP], as long as the longest of the batch rounded up, at most as the model has positions."""
+    """[CLS] A [SEP] B [SEP], as long as the longest of the batch rounded up, at most as the model was trained on."""
     lengths = tokens_a.row_lengths() + 2 if tokens_b is None else tokens_a.row_lengths() + tokens_b.row_lengths() + 3
     longest = tf.cast(tf.reduce_max(tf.concat([lengths, [3]], 0)), tf.int32)
-    sequence_length = rounded(longest, question.model.config.max_position_embeddings)
+    sequence_length = rounded(longest, question.model.config.trained_length)
     return packing.pack(tokens_a, tokens_b, sequence_length, packing.special_ids(question.tokenizer))
 
 

@@ -9,6 +9,7 @@ label_ids  1      2   -1      0    0      -1       the first piece of each word 
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +28,7 @@ from kbert.whole_file import write_whole
 
 SCHEMES = ("IOB2", "IOB1", "IOBES")
 DOCUMENT = "-DOCSTART-"
+WINDOWS_AT_ONCE = 4096  # that are compared, a few numbers for each of their pieces
 
 
 class Sentence(NamedTuple):
@@ -39,7 +41,7 @@ class Sentence(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """How a line is parted (None: at tabs if it has any, else at white space) and where its word and tag are."""
+    """How a line is parted (None: at tabs if it has any, else at spaces) and where its word and tag are."""
 
     separator: str | None = None
     word: int = 0
@@ -85,7 +87,8 @@ def read(path, scheme: str = "IOB2", columns: Columns = USUAL) -> list[Sentence]
 
 def cells(where: str, line: str, columns: Columns) -> tuple[str, str]:
     separator = columns.separator or ("\t" if "\t" in line else None)
-    found = line.split(separator)
+    # At plain spaces alone: words may hold others, as 10 000 may.
+    found = line.split(separator) if separator else re.split(" +", line.strip(" "))
     needed = max(place + 1 if place >= 0 else -place for place in (columns.word, columns.tag))
     if len(found) < max(needed, 2) or not found[columns.word].strip() or not found[columns.tag].strip():
         raise ValueError(f"{where}: {line!r} has {len(found)} columns; expected at least {max(needed, 2)}, not empty")
@@ -202,10 +205,15 @@ def in_windows(begins: np.ndarray, max_length: int) -> tuple[np.ndarray, np.ndar
     """
     rule = WindowRule(max_length, max((max_length - 2) // 2, 1))
     of = windows(tf.ones(len(begins) - 1, tf.int64), tf.constant(np.diff(begins)), rule)
-    is_asked, _ = answer_places(of, tf.range(tf.size(of.starts, tf.int64)), max_length, rule)
+    places, counts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for part in range(0, len(of.starts), WINDOWS_AT_ONCE):
+        rows = tf.range(part, min(part + WINDOWS_AT_ONCE, len(of.starts)), dtype=tf.int64)
+        is_asked = answer_places(of, rows, max_length, rule)[0].numpy()
+        places.append(is_asked.argmax(axis=1))
+        counts.append(is_asked.sum(axis=1))
+    places, counts = np.concatenate(places), np.concatenate(counts)
     starts = begins[of.passages] + of.starts.numpy()
-    first = starts + is_asked.numpy().argmax(axis=1) - 1
-    counts = is_asked.numpy().sum(axis=1)
+    first = starts + places - 1
     spans, asked = (np.stack(pair, axis=1) for pair in ((starts, starts + of.lengths.numpy()), (first, first + counts)))
     return of.passages.numpy(), spans, asked
 

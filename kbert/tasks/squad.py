@@ -62,8 +62,10 @@ def of_articles(path: Path, content):
     try:
         for number, article in enumerate(content["data"]):
             where = f"{path}, article {number}"
-            for paragraph in article["paragraphs"]:
-                for entry in paragraph["qas"]:
+            for place, paragraph in enumerate(article["paragraphs"]):
+                where = f"{path}, article {number}, paragraph {place}"
+                for asked, entry in enumerate(paragraph["qas"]):
+                    where = f"{path}, article {number}, paragraph {place}, question {asked}"
                     where = f"{path}, question {entry['id']}"
                     answers = [(text_of("text", one["text"]), int(one["answer_start"])) for one in entry["answers"]]
                     # v2.0 has plausible answers to questions without one elsewhere.
@@ -85,7 +87,7 @@ def with_answers_in_place(questions: Sequence[Question]) -> tuple[list[Question]
     found, lost = [], []
     for question in questions:
         places = zip(question.answers[:1], question.starts[:1], strict=True)
-        stands = all(is_visible(text) and question.passage[max(start, 0) :].startswith(text) for text, start in places)
+        stands = all(is_visible(text) and start >= 0 and question.passage.startswith(text, start) for text, start in places)
         (found if stands else lost).append(question)
     return found, lost
 

@@ -135,6 +135,14 @@ def best_texts(answers: Answers) -> dict[str, str]:
     return {key: next((one.text for one in listed if one.text), "") for key, listed in answers.n_best.items()}
 
 
+def between(odds: dict[str, float], threshold: float) -> float:
+    """The middle between a threshold, which is the odds of a question, and the odds over it: where no last bit counts.
+
+    The best threshold is served so, as a batch of other questions may change last bits of the odds.
+    """
+    return (threshold + min((one for one in odds.values() if one > threshold), default=threshold)) / 2
+
+
 def write(answers: Answers, rule: AnswerRule, folder: Path) -> None:
     """Writes predictions.json, nbest_predictions.json and, where no answer is one, null_odds.json."""
     contents = {"predictions": predictions(answers, rule), "nbest_predictions": {}}

@@ -1,7 +1,7 @@
 """Texts, as many as there are -> the vectors of their pieces, their words or the whole, in files.
 
 .jsonl     a text a line, as extract_features.py of the release writes it
-.npz       by the text's number n: "n" float32 [tokens, ...], "n_tokens" their names
+.npz       by the text's number n: "n" float32 [tokens, ...], "n_tokens" their names; for MOST_ARRAYS texts
 .tfrecord  tf.train.Example: index, tokens, shape, values
 """
 
@@ -20,8 +20,10 @@ from kbert.text.packing import pack, special_ids
 from kbert.text.words import pieces_of_words
 
 SEPARATOR = "|||"  # between the two texts of a pair, as in the release
-CHUNK, BATCH = 1024, 32  # texts that are sorted together by length, as far as their vectors fit, and computed together
+CHUNK, CHARACTERS = 1024, 2**22  # texts that are sorted together by length, and characters of them
+TOKENS = 4096  # that are computed together
 MEMORY = 256 * 2**20  # bytes of vectors that wait to be written
+MOST_ARRAYS = 200_000  # texts of an .npz, whose list of contents is in memory, by the writer and by readers
 UNITS = ("piece", "word", "text")
 
 
@@ -53,20 +55,30 @@ def lines(path) -> Iterator[str]:
 
 
 def vectors_of(texts: Iterable[str], call: Callable, tokenizer, unit: str, max_length: int) -> Iterator[Vectors]:
-    """The vectors of each text, or of each pair parted by |||, in their order; MEMORY of them or BATCH at a time.
+    """The vectors of each text, or of each pair parted by |||, in their order; as many as MEMORY holds at a time.
 
     call: features [n, S] -> float32 [n, S, ...], or [n, ...] where the unit is a text. Pieces include [CLS] and [SEP];
     a word's vector is that of its first piece, as in the paper. Texts are cut at the back to max_length.
     """
-    texts, first, size = iter(texts), 0, BATCH
-    while chunk := list(itertools.islice(texts, size)):
+    texts, first, size = iter(texts), 0, 1
+    while chunk := list(at_most(texts, size)):
         found = of_chunk(chunk, first, call, tokenizer, unit, max_length)
         first += len(chunk)
         # By what a token's vectors take, of which texts may have up to max_length.
         each = max(one.values.nbytes / max(len(one.tokens), 1) for one in found)
-        size = min(max(int(MEMORY / max(each * (1 if unit == "text" else max_length), 1)), BATCH), CHUNK)
+        size = min(max(int(MEMORY / max(each * (1 if unit == "text" else max_length), 1)), 1), CHUNK)
         yield from found
         del found  # before the next ones are there
+
+
+def at_most(texts: Iterator[str], size: int) -> Iterator[str]:
+    """The next texts: at most `size`, and none after so many CHARACTERS."""
+    characters = 0
+    for text in itertools.islice(texts, size):
+        yield text
+        characters += len(text)
+        if characters >= CHARACTERS:
+            return
 
 
 def of_chunk(texts, first: int, call: Callable, tokenizer, unit: str, max_length: int) -> list[Vectors]:
@@ -83,7 +95,7 @@ def of_chunk(texts, first: int, call: Callable, tokenizer, unit: str, max_length
 def parts_of(texts: list[str], tokenizer, unit: str, max_length: int) -> Parts:
     if unit != "word":
         return Parts(tokenizer(texts), [], [])
-    words = [text.split() for text in texts]
+    words = [text.split(None, max_length + 1)[: max_length + 1] for text in texts]  # each has a piece: one too many
     pieces = pieces_of_words([word for of in words for word in of], tokenizer, max_length)
     grouped = tf.RaggedTensor.from_row_lengths(pieces, [len(of) for of in words])
     ends = [np.cumsum(lengths) for lengths in grouped.row_lengths(axis=2).to_list()]
@@ -94,8 +106,10 @@ def of_alike(parts: list[Parts], call: Callable, tokenizer, unit: str, max_lengt
     """Tokens, values and whether it was cut, of texts that are all single or all pairs."""
     lengths = sum(part.pieces.row_lengths().numpy() + 1 for part in parts) + 1
     order, found = np.argsort(lengths, kind="stable"), [None] * len(lengths)
-    for start in range(0, len(order), BATCH):
-        rows = order[start : start + BATCH]
+    while len(order):
+        fitting = np.minimum(lengths[order], max_length) * np.arange(1, len(order) + 1) <= TOKENS
+        count = max(int(fitting.sum()), 1)  # each as long as the last of them, the longest
+        rows, order = order[:count], order[count:]
         length = min(int(lengths[rows].max()), max_length)
         tokens = [tf.gather(part.pieces, rows) for part in parts]
         features = pack(tokens[0], tokens[1] if len(tokens) == 2 else None, length, special_ids(tokenizer))

@@ -23,8 +23,8 @@ class WindowRule(NamedTuple):
     stride: int = 128
     question_length: int = 64
 
-    def check(self) -> None:
-        """Raises ValueError for a rule whose windows cannot hold a passage."""
+    def check(self, limit: int | None = None) -> None:
+        """Raises ValueError for a rule whose windows cannot hold a passage, or hold more than the model's positions."""
         least = self.question_length + SPECIALS + 1
         if self.question_length < 1 or self.sequence_length < least:
             raise ValueError(
@@ -33,6 +33,8 @@ class WindowRule(NamedTuple):
             )
         if not LEAST_STRIDE <= self.stride <= self.sequence_length:
             raise ValueError(f"stride is {self.stride}, expected {LEAST_STRIDE} to sequence_length")
+        if limit is not None and self.sequence_length > limit:
+            raise ValueError(f"sequence_length is {self.sequence_length}, expected at most {limit}, the positions")
 
 
 class Windows(NamedTuple):

@@ -61,7 +61,7 @@ def answers(model, tokenizer, file: str) -> tuple[int, float]:
     answering = squad_answers.AnswerRule(longest=told.get("longest", 30), no_answer=True)
     encoded = squad.encode(asked, tokenizer, rule)
     found = squad_answers.join(asked, encoded, squad_answers.best_spans(model, encoded, rule, answering), answering)
-    threshold = told.get("threshold", np.inf)
+    threshold = np.inf if told.get("threshold") is None else told["threshold"]
     rows = served(model, tokenizer, question=[q.text for q in asked], passage=[q.passage for q in asked])
     other, difference = 0, 0.0
     for question, row in zip(asked, rows, strict=True):
@@ -78,7 +78,7 @@ def entities(model, tokenizer, file: str) -> tuple[int, float]:
     """How many texts have other words, tags or entities; tags have no probability."""
     texts = with_long_ones([" ".join(sentence.words) for sentence in ner.read(file)])
     sentences = [ner.Sentence(text.split(), ["O"] * len(text.split()), n, "") for n, text in enumerate(texts)]
-    encoded = ner.encode(sentences, tokenizer, model.labels, model.config.max_position_embeddings)
+    encoded = ner.encode(sentences, tokenizer, model.labels, model.config.trained_length)
     tags = ner.tags_of(model, encoded, sentences, model.labels)
     other = found = 0
     for text, sentence, expected, row in zip(texts, sentences, tags, served(model, tokenizer, text=texts), strict=True):
@@ -98,7 +98,7 @@ def endings(model, tokenizer, file: str) -> tuple[int, float]:
     choices = swag.read(file)[:INPUTS]
     contexts = with_long_ones([choice.context for choice in choices])
     choices = [c._replace(context=context) for c, context in zip(choices, contexts, strict=True)]
-    logits = logits_of(model, swag.encode(choices, tokenizer, model.config.max_position_embeddings))
+    logits = logits_of(model, swag.encode(choices, tokenizer, model.config.trained_length))
     rows = served(model, tokenizer, context=contexts, endings=[list(choice.endings) for choice in choices])
     expected = tf.nn.softmax(logits).numpy()
     other = sum(row["choice"] != one.argmax() for row, one in zip(rows, expected, strict=True))
@@ -112,7 +112,7 @@ def vectors(model, tokenizer, file: str) -> tuple[int, float]:
     lines = [line for line in Path(file).read_text().splitlines() if line.strip()]
     features = kbert.BertFeatures(model if isinstance(model, kbert.Bert) else model.bert, unit="mean")
     texts = with_long_ones(lines)
-    expected = vectors_of(texts, features, tokenizer, "text", model.config.max_position_embeddings)
+    expected = vectors_of(texts, features, tokenizer, "text", features.bert.config.trained_length)
     rows = served(features, tokenizer, text=texts)
     pairs = zip(rows, expected, strict=True)
     return 0, max(float(np.abs(row["vectors"] - one.values).max()) for row, one in pairs)

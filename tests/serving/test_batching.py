@@ -216,3 +216,11 @@ def test_an_abandoned_request_is_not_computed():
     batcher.submit(words.signature, texts("nobody waits")).cancel()
     batcher.stop()
     assert words.batches == [["first"]]
+
+
+def test_an_abandoned_request_that_fails_leaves_the_queue_empty():
+    batcher, words = Batcher(Limits(rows=4)), Words(seconds=0.2)
+    many = batcher.submit(words.signature, texts(*["fail"] * 4, *["w" * 100] * 100))
+    assert words.begun.wait(5) and many.cancel()
+    batcher.stop()
+    assert batcher.rows == 0

@@ -13,7 +13,7 @@ from stranger import module_of
 
 from kbert.config import BertConfig
 from kbert.model.bert import Bert
-from kbert.model.features import BertFeatures
+from kbert.model.features import BertFeatures, BertLSTMTagger
 from kbert.model.fine_tuning import BertClassifier, BertRegressor
 from kbert.model.pretraining import BertPretrainer
 from kbert.model_directory import save
@@ -269,6 +269,30 @@ def test_a_mask_beyond_the_models_positions_is_empty_and_not_another_masks_answe
     assert (answer["ids"][:, :, 0] >= 0).tolist() == answered
     assert (answer["pieces"][:, :, 0] != b"").tolist() == answered
     assert np.all(answer["ids"][0, 1] == -1) and np.all(answer["probabilities"][0, 1] == 0)
+
+
+def test_a_model_reads_no_more_than_it_was_trained_on(tokenizer):
+    keras.utils.set_random_seed(1)
+    model = BertPretrainer(make_config(sequence_length=8))
+    answer = FillBlanks(model, tokenizer)(["a " * 5 + "[MASK] [MASK]"])
+    assert (answer["ids"][0, :, 0].numpy() >= 0).tolist() == [True, False]
+    vectors = Embed(BertFeatures(model.bert), tokenizer)(["a " * 6, "a " * 20])["vectors"].numpy()
+    np.testing.assert_array_equal(vectors[0], vectors[1])
+
+
+def test_pairs_of_another_number_are_refused(classify, next_sentence):
+    for ask in (classify, next_sentence):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="text_a has 2 rows and text_b 1, expected as many"):
+            ask(["a", "b"], ["c"])
+
+
+def test_an_lstm_is_exported_as_plain_operations(tokenizer, tmp_path, monkeypatch):
+    tagger, seen = BertLSTMTagger(Bert(make_config()), 2, layers=[-1], lstm_layers=1, lstm_units=4), []
+    lstm = tagger.lstms[0].forward_layer
+    inner_loop = lstm.inner_loop
+    monkeypatch.setattr(lstm, "inner_loop", lambda *a, **o: seen.append(lstm.use_cudnn) or inner_loop(*a, **o))
+    export(tagger, tokenizer, tmp_path)
+    assert seen and not any(seen) and lstm.use_cudnn == "auto"
 
 
 @pytest.mark.parametrize(("texts", "shape"), [([], (0, 0, 3)), (["no blank"], (1, 0, 3)), ([""], (1, 0, 3))])

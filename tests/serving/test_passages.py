@@ -28,11 +28,11 @@ def tokenizer():
     return WordPiece(VOCABULARY)
 
 
-def new(head, **options):
+def new(head, sequence_length=None, **options):
     keras.utils.set_random_seed(4)
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
     sizes |= {"vocab_size": len(VOCABULARY), "max_position_embeddings": POSITIONS, "initializer_range": 0.4}
-    return head(Bert(BertConfig(**sizes)), **options)
+    return head(Bert(BertConfig(**sizes, sequence_length=sequence_length)), **options)
 
 
 def texts(count: int, longest: int, seed: int) -> list[str]:
@@ -77,14 +77,23 @@ def test_over_the_threshold_and_in_an_empty_passage_there_is_no_answer(tokenizer
     assert FindAnswer(model, tokenizer)(*asked)["start"].numpy().tolist() == [-1, -1], "as the model has it"
     again = BertSpanPredictor.from_config(model.get_config())
     assert FindAnswer(again, tokenizer).rule.stride == 8 and FindAnswer(again, tokenizer, threshold=1.0).threshold == 1
+    model.answering = {"sequence_length": 32, "stride": 24, "question_length": 20}
+    assert FindAnswer(model, tokenizer).rule == (32, 24, 20), "not what is usual for so few positions"
+    with pytest.raises(ValueError, match="stride is 0, expected 8 to sequence_length"):
+        FindAnswer(model, tokenizer, stride=0)
+    with pytest.raises(ValueError, match="sequence_length is 64, expected at most 32, the positions"):
+        FindAnswer(model, tokenizer, sequence_length=64)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="question has 2 rows and passage 1, expected as many"):
+        FindAnswer(model, tokenizer)(["a", "b"], ["c"])
 
 
-def test_words_are_tagged_in_windows_and_make_entities(tokenizer):
-    model, asked = new(BertTagger, num_labels=5), [*texts(20, 60, 3), "", " a "]
+@pytest.mark.parametrize("trained_on", [None, 16])
+def test_words_are_tagged_in_windows_and_make_entities(tokenizer, trained_on):
+    model, asked = new(BertTagger, trained_on, num_labels=5), [*texts(20, 60, 3), "", " a "]
     answer = {name: value.numpy() for name, value in TagWords(model, tokenizer, LABELS)(asked).items()}
     sentences = [ner.Sentence(text.split(), ["O"] * len(text.split()), n, "") for n, text in enumerate(asked)]
     some = [one for one in sentences if one.words]
-    encoded = ner.encode(some, tokenizer, LABELS, POSITIONS)
+    encoded = ner.encode(some, tokenizer, LABELS, trained_on or POSITIONS)
     assert len(encoded.lengths) > len(some)
     tags = iter(ner.tags_of(model, encoded, some, LABELS))
     kinds = 0
@@ -127,11 +136,12 @@ def test_entities_are_those_that_seqeval_finds(tokenizer, scheme):
             assert names == [entity["type"] for entity in entities]
 
 
-def test_the_choice_is_the_models(tokenizer):
-    model = new(BertMultipleChoice)
+@pytest.mark.parametrize("trained_on", [None, 16])
+def test_the_choice_is_the_models(tokenizer, trained_on):
+    model = new(BertMultipleChoice, trained_on)
     choices = [swag.Choice(c, tuple(texts(3, 9, n)), None, "") for n, c in enumerate(texts(12, 40, 6))]
     answer = ChooseEnding(model, tokenizer)([c.context for c in choices], [c.endings for c in choices])
-    logits = logits_of(model, swag.encode(choices, tokenizer, POSITIONS))
+    logits = logits_of(model, swag.encode(choices, tokenizer, trained_on or POSITIONS))
     np.testing.assert_allclose(answer["probabilities"], keras.ops.softmax(logits), atol=1e-5)
     assert answer["choice"].numpy().tolist() == logits.argmax(axis=1).tolist()
 

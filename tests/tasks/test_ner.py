@@ -38,6 +38,9 @@ def test_columns_may_be_any_and_so_may_what_parts_them(tmp_path):
     path = written(tmp_path, "O|x|a|1\nB-X|x|b|2\n")
     (sentence,) = ner.read(path, columns=ner.Columns("|", 2, 0))
     assert sentence.words == ["a", "b"] and sentence.tags == ["O", "B-X"]
+    path = written(tmp_path, " 10\u202f000  O \nNew\u3000York B-X\n")
+    (sentence,) = ner.read(path)
+    assert sentence.words == ["10\u202f000", "New\u3000York"] and sentence.tags == ["O", "B-X"]
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,8 @@ def test_missing_fields_are_named(tmp_path):
         (('"question": "q"', '"question": null'), "question 1: question is null; expected a text"),
         (('"context": "a"', '"context": "a\\ud83d"'), "question 1: context has half a surrogate pair at character 1"),
         (('"answer_start": 0', '"answer_start": "x"'), "question 1: invalid literal for int"),
+        (('"id"', '"name"'), "article 0, paragraph 0, question 0: KeyError 'id'"),
+        (('"qas"', '"questions"'), "article 0, paragraph 0: KeyError 'qas'"),
     ):
         changed = tmp_path / "changed.json"
         changed.write_text(path.read_text().replace(*change))
@@ -90,7 +92,7 @@ def test_missing_fields_are_named(tmp_path):
 def test_answers_that_are_not_in_place_are_told_apart():
     stands, none = Question("1", "q", "a bc", ["bc", "zz"], [2, 9]), Question("2", "q", "a", [], [])
     moved, empty = Question("3", "q", "a bc", ["bc"], [1]), Question("4", "q", "a", [""], [0])
-    before, unseen = Question("5", "q", "a bc", ["bc"], [-2]), Question("6", "q", "a \u200b", [" \u200b"], [1])
+    before, unseen = Question("5", "q", "bc a", ["bc"], [-2]), Question("6", "q", "a \u200b", [" \u200b"], [1])
     expected = [stands, none], [moved, empty, before, unseen]
     assert squad.with_answers_in_place([stands, moved, none, empty, before, unseen]) == expected
 
@@ -197,6 +199,8 @@ def test_an_answer_is_none_where_the_odds_are_over_the_threshold(tmp_path):
     shares = np.exp([3.0, 2.5, 0.0])
     np.testing.assert_allclose([row["probability"] for row in rows], shares / shares.sum())
     assert squad_answers.read(tmp_path / "predictions.json", str) == {"1": "a"}
+    assert squad_answers.between({"1": -2.0, "2": 1.0, "3": 3.0}, 1.0) == 2
+    assert squad_answers.between({"1": -2.0, "2": 1.0}, 1.0) == 1
     with pytest.raises(ValueError, match="predictions.json, question 1: 'a'; expected a number"):
         squad_answers.read(tmp_path / "predictions.json", (int, float))
 

@@ -47,11 +47,25 @@ def test_words_have_the_vector_of_their_first_piece(tokenizer):
 def test_chunks_change_nothing(tokenizer, monkeypatch):
     whole = list(vectors.vectors_of(TEXTS * 5, ids_of, tokenizer, "piece", 12))
     monkeypatch.setattr(vectors, "CHUNK", 4)
-    monkeypatch.setattr(vectors, "BATCH", 3)
+    monkeypatch.setattr(vectors, "TOKENS", 24)
     parts = list(vectors.vectors_of(iter(TEXTS * 5), ids_of, tokenizer, "piece", 12))
     assert [one[:2] for one in parts] == [one[:2] for one in whole]
     for one, other in zip(parts, whole, strict=True):
         np.testing.assert_array_equal(one.values, other.values)
+
+
+def test_so_many_tokens_are_computed_together_as_are_allowed(tokenizer, monkeypatch):
+    shapes = []
+
+    def call(features):
+        shapes.append(tuple(features["input_ids"].shape))
+        return ids_of(features)
+
+    monkeypatch.setattr(vectors, "TOKENS", 24)
+    texts = ["a"] * 9 + ["a " * 30] * 3 + ["a b c d"]
+    found = list(vectors.vectors_of(["a", *texts], call, tokenizer, "word", 12))
+    assert [len(one.tokens) for one in found] == [1] * 10 + [10] * 3 + [4]
+    assert shapes == [(1, 3), (8, 3), (2, 6), (2, 12), (1, 12)]
 
 
 def test_so_many_texts_wait_together_as_memory_has_room_for(tokenizer, monkeypatch):
@@ -62,13 +76,16 @@ def test_so_many_texts_wait_together_as_memory_has_room_for(tokenizer, monkeypat
         return of_chunk(texts, *arguments)
 
     monkeypatch.setattr(vectors, "of_chunk", counted)
-    monkeypatch.setattr(vectors, "BATCH", 2)
     monkeypatch.setattr(vectors, "MEMORY", 5 * 12 * 4)  # five texts of twelve numbers
     assert len(list(vectors.vectors_of(["a"] * 20, ids_of, tokenizer, "piece", 12))) == 20
-    assert sizes == [2, 5, 5, 5, 3]
+    assert sizes == [1, 5, 5, 5, 4]
     sizes.clear()
     assert len(list(vectors.vectors_of(["a"] * 20, lambda f: ids_of(f)[:, 0], tokenizer, "text", 12))) == 20
-    assert sizes == [2, 18]
+    assert sizes == [1, 19]
+    monkeypatch.setattr(vectors, "CHARACTERS", 6)
+    sizes.clear()
+    assert len(list(vectors.vectors_of(["abc"] * 5, lambda f: ids_of(f)[:, 0], tokenizer, "text", 12))) == 5
+    assert sizes == [1, 2, 2]
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".npz", ".tfrecord"])
