@@ -15,6 +15,7 @@ class DeviceRule:
         workers: host:port of each process, for multi_worker; the first is the chief, which writes. By default
             TF_CONFIG's.
         worker: number of this process among them, from 0.
+        wait: seconds, for the other processes to come.
         precision: of products and what is between them; variables and sums are float32.
         recompute: keep only the layers' outputs for the gradient and compute the rest twice: less memory, more time.
     """
@@ -22,6 +23,7 @@ class DeviceRule:
     replicas: int | None = None
     workers: tuple[str, ...] = ()
     worker: int | None = None
+    wait: float = 600.0
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     recompute: bool = False
 
@@ -34,6 +36,8 @@ def start(word: str, rule: DeviceRule, tf_config: str | None = None):
     """
     if bool(rule.workers) != (rule.worker is not None):
         raise ValueError(f"--devices.workers and --devices.worker {rule.worker}: expected both or none of them")
+    if not 0 < rule.wait < float("inf"):
+        raise ValueError(f"--devices.wait {rule.wait}: expected a number above 0")
     if rule.workers and word != "multi_worker":
         raise ValueError(f"--devices.workers with --strategy {word}: expected --strategy multi_worker")
     import keras
@@ -50,7 +54,7 @@ def start(word: str, rule: DeviceRule, tf_config: str | None = None):
         report.CONSOLE.print(f"worker {cluster.number} of {len(cluster.workers)}; waiting for all of them")
     if rule.precision != "float32":
         keras.config.set_dtype_policy(f"mixed_{rule.precision}")
-    strategy = new_strategy(word, rule.replicas, cluster)
+    strategy = new_strategy(word, rule.replicas, cluster, rule.wait)
     report.CONSOLE.quiet = not is_chief(strategy)
     return strategy
 

@@ -1,29 +1,44 @@
 """Files that are there whole or not at all, also after a kill, a crash or a full disk."""
 
+import contextlib
+import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
 def write_whole(path, content: bytes) -> None:
     """Writes a file that is there whole or, if anything fails, as it was before; OSError names it."""
+    with written_whole(path) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextlib.contextmanager
+def written_whole(path) -> Iterator[Path]:
+    """Yields where to write what then becomes a file, whole or not at all; OSError names the file."""
     temporary = Path(f"{path}.tmp")
     try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
+        to_disk(temporary)
         os.replace(temporary, path)
-        folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        to_disk(os.path.dirname(os.path.abspath(path)))
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:
-            raise OSError(error.errno, error.strerror, str(path)) from None
+        number = getattr(error, "errno", None)
+        if number is None and os.strerror(errno.ENOSPC) in str(error):  # as libraries put it
+            number = errno.ENOSPC
+        if number is not None and getattr(error, "filename", None) in (None, str(temporary)):
+            raise OSError(number, os.strerror(number), str(path)) from None
         raise
+
+
+def to_disk(path) -> None:
+    """Waits until what was written to a file or a folder is on the disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def refuse_to_replace(inputs: Iterable, outputs: Iterable[Path]) -> None:

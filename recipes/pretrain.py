@@ -188,15 +188,17 @@ def main(
         size = size or "tiny"
     rule = new_instance_rule(sequence_length, objectives, masking)
     config = new_config(first, size, tokenizer, rule, optimizer.dropout)
-    cache = run.cache or str(Path(output) / "cache")
-    with chief_first(replicas):
-        train, held = read_corpora((corpus, held_out), tokenizer, rule, text, cache)
-    settings = {"vocabulary": tokenizer.digest, "corpus": train.digest, "held_out": held.digest}
-    settings |= {"size": size, "steps": steps, "batch_size": batch_size, "seed": seed, **asdict(rule)}
+    settings = {"size": size, "steps": steps, "batch_size": batch_size, "seed": seed, **asdict(rule)}
     settings |= {f"optimizer.{name}": v for name, v in asdict(optimizer).items() if name != "accumulation"}
     settings |= {"precision": devices.precision} | ({"start": digest(first)} if start else {})
     how_run = {f"run.{name}": value for name, value in asdict(run).items() if name != "cache"}
-    agree(replicas, settings | how_run | {"accumulation": optimizer.accumulation})
+    agree(replicas, settings | how_run | {"accumulation": optimizer.accumulation})  # before the text is looked through
+    cache = run.cache or str(Path(output) / "cache")
+    with chief_first(replicas):
+        train, held = read_corpora((corpus, held_out), tokenizer, rule, text, cache)
+    of_text = {"vocabulary": tokenizer.digest, "corpus": train.digest, "held_out": held.digest}
+    agree(replicas, of_text)
+    settings = of_text | settings
     begin_run(output, settings, replicas)
     if run.token_cache:
         with chief_first(replicas), report.progress("Tokenizing") as progress:

@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from kbert.training.distribution import agree, chief_first, is_chief, workers
 from kbert.training.step import is_due
-from kbert.whole_file import write_whole
+from kbert.whole_file import write_whole, written_whole
 
 WATCHED = ("loss", "gradient_norm")
 
@@ -57,7 +57,7 @@ class Checkpoint(keras.callbacks.Callback):
         self.settings_digest = digest(settings)
         self.every, self.keep = every, keep
         self.last_step = 0  # of the newest checkpoint, which may be being written
-        self.written_step = 0
+        self.to_evaluate = False  # a signal interrupted the evaluation of that step
         self.writer, self.error, self.writes = None, None, True
         self.restored_metrics, self.epoch = [], 0
         self.signal_received = None
@@ -94,7 +94,8 @@ class Checkpoint(keras.callbacks.Callback):
                 variable.assign(values[name])
             # `fit` resets the metrics when it begins.
             self.restored_metrics = [(v, values[name]) for name, v in variables.items() if name.startswith("metrics/")]
-            self.last_step = self.written_step = int(metadata["step"])
+            self.last_step = int(metadata["step"])
+            self.to_evaluate = metadata.get("to_evaluate") == "True"
             return self.last_step
         return 0
 
@@ -108,8 +109,9 @@ class Checkpoint(keras.callbacks.Callback):
         if not self.writes:
             return
         # TensorFlow copies a variable that is changed while someone holds its value: to take them costs nothing here.
-        values = {name: tf.convert_to_tensor(variable) for name, variable in state(self.model).items()}
-        self.writer = threading.Thread(target=self._write, args=(step, values))
+        with tf.device("CPU:0"):
+            values = {name: tf.identity(variable) for name, variable in state(self.model).items()}
+        self.writer = threading.Thread(target=self._write, args=(step, values, self.to_evaluate))
         self.writer.start()
 
     def finish(self) -> None:
@@ -121,16 +123,18 @@ class Checkpoint(keras.callbacks.Callback):
             error, self.error = self.error, None
             raise error
 
-    def _write(self, step: int, tensors: dict) -> None:
+    def _write(self, step: int, tensors: dict, to_evaluate: bool) -> None:
         try:
-            values = {name: np.asarray(tensor.numpy(), order="C") for name, tensor in tensors.items()}
+            # Not tensor.numpy(), which copies: all there is in memory beside the model is the state itself, once.
+            values = {name: np.asarray(memoryview(tensor)) for name, tensor in tensors.items()}
             for name, value in values.items():
                 if np.issubdtype(value.dtype, np.floating) and not np.isfinite(value).all():
                     raise NonFiniteLoss(f"{name} is not finite after step {step}; {self.last_good()}")
             metadata = {"step": str(step), "settings": self.settings_digest, "checksum": str(checksum(values))}
+            metadata |= {"to_evaluate": str(to_evaluate)}
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(self.path(step), safetensors.numpy.save(values, metadata))
-            self.written_step = step
+            with written_whole(self.path(step)) as temporary:
+                safetensors.numpy.save_file(values, temporary, metadata)
             for path in sorted(self.folder.glob("step-*.safetensors"))[: -self.keep]:
                 path.unlink()
         except BaseException as error:
@@ -140,11 +144,8 @@ class Checkpoint(keras.callbacks.Callback):
         return self.folder / f"step-{step:08d}.safetensors"
 
     def last_good(self) -> str:
-        return (
-            f"the last good checkpoint is {self.path(self.written_step)}"
-            if self.written_step
-            else "there is no checkpoint"
-        )
+        newest = max(self.folder.glob("step-*.safetensors"), default=None)  # whichever process wrote it
+        return f"the last good checkpoint is {newest}" if newest else "there is no checkpoint"
 
     def set_model(self, model):
         super().set_model(model)
@@ -170,18 +171,21 @@ class Checkpoint(keras.callbacks.Callback):
         if not_finite or self.error is not None:
             self.finish()
         if not_finite:
-            raise NonFiniteLoss(f"{not_finite[0]} at step {self.model.steps_done}; {self.last_good()}")
+            last, several = self.model.steps_done, self.model.steps_per_execution
+            where = f"at step {last}" if several == 1 else f"in the steps {last - several + 1} to {last}"
+            raise NonFiniteLoss(f"{not_finite[0]} {where}; {self.last_good()}")
         # What one process is asked is done by all, after the same step.
         alone = workers(self.model.distribute_strategy) == 1
         stop = self.signal_received is not None if alone else self.model.stop_agreed
-        if self._is_last(batch):
+        if self.is_last(batch):
             return  # on_train_end saves it, when the others have written theirs
         if stop or is_due(self.model, self.every):
             self.save()
         if stop:
             self._stop()
 
-    def _is_last(self, batch: int) -> bool:
+    def is_last(self, batch: int) -> bool:
+        """Whether `fit` ends with this batch."""
         return (self.epoch + 1, batch + 1) == (self.params.get("epochs"), self.params.get("steps"))
 
     def on_train_end(self, logs=None):

@@ -9,25 +9,19 @@ tpu           the TPU that TensorFlow finds (not verified on hardware)
 import contextlib
 import functools
 import json
-import socket
 from typing import NamedTuple
 
 import tensorflow as tf
+
+from kbert.training.meeting import difference, meet
 
 WORDS = ("one", "mirrored", "multi_worker", "tpu")
 SUM = tf.distribute.ReduceOp.SUM
 
 
-# What TensorFlow raises where another process is gone.
-LOST = (
-    tf.errors.UnavailableError,
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.DeadlineExceededError,
-    tf.errors.FailedPreconditionError,
-    tf.errors.InternalError,
-    tf.errors.UnknownError,
-)
+# What TensorFlow raises where another process is gone; the second ones also for what fails in this one.
+LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
+PERHAPS_LOST = (tf.errors.FailedPreconditionError, tf.errors.InternalError, tf.errors.UnknownError)
 
 
 class WorkerLost(ValueError):
@@ -70,11 +64,13 @@ class Cluster(NamedTuple):
             raise ValueError(f"{source}: this is worker {self.number}, expected 0 to {len(self.workers) - 1}")
 
 
-def new_strategy(word: str, replicas: int | None = None, cluster: Cluster | None = None) -> tf.distribute.Strategy:
+def new_strategy(
+    word: str, replicas: int | None = None, cluster: Cluster | None = None, wait: float = 600.0
+) -> tf.distribute.Strategy:
     """The strategy of a word; to be made before TensorFlow computes anything.
 
-    replicas: parts of the CPU, for mirrored and multi_worker where there is no GPU. Raises ValueError for what this
-    machine does not have, and for a port of this worker that is taken.
+    replicas: parts of the CPU, for mirrored and multi_worker where there is no GPU. wait: seconds, for the others of a
+    cluster. Raises ValueError for what this machine does not have, and as `meet` does.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if replicas is not None and (replicas < 1 or gpus or word not in ("mirrored", "multi_worker")):
@@ -91,6 +87,8 @@ def new_strategy(word: str, replicas: int | None = None, cluster: Cluster | None
                 raise ValueError("mirrored: there is no GPU; expected at least 2 replicas, parts of the CPU")
             return tf.distribute.MirroredStrategy(None if gpus else devices)
         case "multi_worker":
+            said = {"the addresses": list(cluster.workers), "devices a process": len(gpus) or replicas or 1}
+            meet(cluster.workers, cluster.number, said, wait)
             parts_of_cpu(replicas)
             return of_cluster(cluster)
         case "tpu":
@@ -108,24 +106,20 @@ def parts_of_cpu(count: int | None) -> list[str]:
 
 
 def of_cluster(cluster: Cluster) -> tf.distribute.Strategy:
-    host, _, port = cluster.workers[cluster.number].rpartition(":")
-    with socket.socket() as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            tried.bind(("", int(port)))
-        except OSError as error:
-            raise ValueError(f"worker {cluster.number}: port {port} of {host}: {error.strerror}") from None
     kind = tf.distribute.experimental.CommunicationImplementation
     gpus = tf.config.list_physical_devices("GPU")
-    return tf.distribute.MultiWorkerMirroredStrategy(
-        tf.distribute.cluster_resolver.SimpleClusterResolver(
-            tf.train.ClusterSpec({"worker": list(cluster.workers)}),
-            task_type="worker",
-            task_id=cluster.number,
-            rpc_layer="grpc",
-        ),
-        tf.distribute.experimental.CommunicationOptions(implementation=kind.AUTO if gpus else kind.RING),
-    )
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy(
+            tf.distribute.cluster_resolver.SimpleClusterResolver(
+                tf.train.ClusterSpec({"worker": list(cluster.workers)}),
+                task_type="worker",
+                task_id=cluster.number,
+                rpc_layer="grpc",
+            ),
+            tf.distribute.experimental.CommunicationOptions(implementation=kind.AUTO if gpus else kind.RING),
+        )
+    except (*LOST, *PERHAPS_LOST) as error:
+        raise lost(error) from error
 
 
 def of_tpu() -> tf.distribute.Strategy:
@@ -152,11 +146,16 @@ def loss_is_told(strategy: tf.distribute.Strategy):
     """Raises WorkerLost for what TensorFlow raises in the middle of it where another process is gone."""
     try:
         yield
-    except LOST as error:
+    except (*LOST, *PERHAPS_LOST) as error:
         if workers(strategy) == 1:
             raise
-        why = " ".join(str(error).split())[:300]
-        raise WorkerLost(f"another worker is gone; start all of them again with the same command ({why})") from error
+        raise lost(error) from error
+
+
+def lost(error: tf.errors.OpError) -> WorkerLost:
+    what = "another worker is gone" if isinstance(error, LOST) else "another worker is gone, or this one failed"
+    why = " ".join(str(error).split())[:300]
+    return WorkerLost(f"{what}; start all of them again with the same command ({why})")
 
 
 @contextlib.contextmanager
@@ -186,12 +185,9 @@ def agree(strategy: tf.distribute.Strategy, settings: dict) -> None:
     """Waits for all processes; raises ValueError in each, naming what differs, unless they have the same settings."""
     if workers(strategy) == 1:
         return
-    chiefs, *others = exchanged(strategy, settings)
-    for number, other in enumerate(others, start=1):
-        different = sorted(name for name in chiefs.keys() | other.keys() if chiefs.get(name) != other.get(name))
-        if different:
-            told = "; ".join(f"{name} is {chiefs.get(name)!r} and {other.get(name)!r}" for name in different)
-            raise ValueError(f"worker 0 and worker {number} were started with other settings: {told}")
+    told = difference(exchanged(strategy, settings))
+    if told:
+        raise ValueError(told)
 
 
 def exchanged(strategy: tf.distribute.Strategy, content: dict) -> list[dict]:

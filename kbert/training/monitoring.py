@@ -12,6 +12,7 @@ from google.protobuf import text_format
 from tensorboard.plugins.hparams import api as hparams
 from tensorboard.plugins.projector import ProjectorConfig
 
+from kbert.training.distribution import workers
 from kbert.training.step import is_due
 from kbert.whole_file import write_whole
 
@@ -118,24 +119,37 @@ class AtIntervals(keras.callbacks.Callback):
 
     def __init__(self, every: int):
         super().__init__()
-        self.every, self.last_step = every, None
+        self.every, self.last_step, self.batch = every, None, None
 
     def on_train_batch_end(self, batch, logs=None):
         if is_due(self.model, self.every) and math.isfinite(logs["loss"]):
-            self.last_step = self.model.steps_done
+            self.last_step, self.batch = self.model.steps_done, batch
             self.act()
 
     def on_train_end(self, logs=None):
         if self.last_step != self.model.steps_done:
-            self.last_step = self.model.steps_done
+            self.last_step, self.batch = self.model.steps_done, None
             self.act()
+
+
+class LeaveToGoOn(keras.callbacks.Callback):
+    """Ends an evaluation when a signal is there, and has the checkpoint say that it is to be made again."""
+
+    def __init__(self, checkpoint, trained_batch: int):
+        super().__init__()
+        self.checkpoint, self.trained_batch = checkpoint, trained_batch
+
+    def on_test_batch_end(self, batch, logs=None):
+        if self.checkpoint.signal_received is not None and not self.checkpoint.is_last(self.trained_batch):
+            self.checkpoint.to_evaluate = self.model.stop_evaluating = True
 
 
 class Evaluate(AtIntervals):
     """Writes to `held_out` the means over held-out batches, and to `baseline` the numbers to beat.
 
     `values` is what the last evaluation gave; `show` gets it as a line of text. The batches are kept in memory: they
-    are the same every time.
+    are the same every time. Who asks a run to stop need not wait for the end of an evaluation: it is made when the run
+    goes on (but at the end of training, and where several processes evaluate together).
     """
 
     def __init__(
@@ -152,12 +166,23 @@ class Evaluate(AtIntervals):
         batches = dataset.reduce(np.int64(0), lambda count, _: count + 1)
         self.dataset = dataset.apply(tf.data.experimental.assert_cardinality(batches))
 
+    def on_train_begin(self, logs=None):
+        if self.events.checkpoint.to_evaluate:
+            self.last_step = self.model.steps_done
+            self.act()
+
     def act(self):
+        checkpoint = self.events.checkpoint
+        checkpoint.to_evaluate = False
+        alone = workers(self.model.distribute_strategy) == 1
+        leave = [LeaveToGoOn(checkpoint, self.batch)] if alone and self.batch is not None else []
         # Evaluating resets the metrics, which hold the training steps since the last log.
         in_training = [(variable, variable.numpy()) for variable in self.model.metrics_variables]
-        self.values = self.model.evaluate(self.dataset, verbose=0, return_dict=True)
+        self.values = self.model.evaluate(self.dataset, verbose=0, return_dict=True, callbacks=leave)
         for variable, value in in_training:
             variable.assign(value)
+        if checkpoint.to_evaluate:
+            return
         for run, values in (("held_out", self.values), ("baseline", self.baselines)):
             self.events.scalars(run, self.last_step, {f"learning/{name}": value for name, value in values.items()})
         to_beat = {name: f" (to beat: {value:.3f})" for name, value in self.baselines.items()}

@@ -15,7 +15,7 @@ from kbert.config import BertConfig
 from kbert.text.wordpiece import WordPiece
 from kbert.weights import folder, google
 from kbert.weights.by_name import assign, new_model, task_of, values_of
-from kbert.whole_file import write_whole
+from kbert.whole_file import write_whole, written_whole
 
 HUB = "hf://"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -266,7 +266,8 @@ def write(model, tokenizer, directory) -> None:
     if architecture_of(task) == "BertModel":
         values = {name.removeprefix("bert."): value for name, value in values.items()}
     values = {name: np.ascontiguousarray(value) for name, value in values.items()}
-    write_whole(directory / WEIGHTS[0], safetensors.numpy.save(values, {"format": "pt"}))
+    with written_whole(directory / WEIGHTS[0]) as temporary:
+        safetensors.numpy.save_file(values, temporary, {"format": "pt"})
     folder.write_json(directory / "config.json", fields)
     write_tokenizer(tokenizer, directory, config.max_position_embeddings)
 

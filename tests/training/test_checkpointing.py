@@ -11,10 +11,11 @@ import pytest
 import tensorflow as tf
 
 from kbert.training import checkpointing
-from kbert.training.checkpointing import Checkpoint, NonFiniteLoss, begin_run, check_settings
-from kbert.training.monitoring import EventFiles, Monitor
+from kbert.training.checkpointing import Checkpoint, NonFiniteLoss, Stopped, begin_run, check_settings
+from kbert.training.monitoring import Evaluate, EventFiles, Monitor
+from kbert.whole_file import written_whole
 from tests.training.logged import TIMES, events
-from tests.training.tiny_run import dataset, digest, new_model, new_optimizer, state
+from tests.training.tiny_run import batch, dataset, digest, new_model, new_optimizer, state
 
 SETTINGS = {"steps": 100, "size": "tiny"}
 
@@ -136,6 +137,22 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_is_not_saved(model, tmp_pat
     assert files(tmp_path) == ["step-00000002.safetensors"]
 
 
+def test_of_several_steps_a_call_those_are_named_of_which_one_is_not_finite(tmp_path):
+    several = new_model()
+    several.compile(new_optimizer(), jit_compile=False, steps_per_execution=3)
+    poisoned = [batch(number) for number in range(6)]
+    poisoned[4]["masked_lm_weights"][0, 0] = np.nan
+    data = tf.data.Dataset.from_tensor_slices({name: np.stack([one[name] for one in poisoned]) for name in poisoned[0]})
+    with pytest.raises(NonFiniteLoss, match=r"loss is nan in the steps 4 to 6; the last good .*step-00000003"):
+        several.fit(data, steps_per_epoch=6, callbacks=[Checkpoint(tmp_path, SETTINGS, every=3)], verbose=0)
+
+
+def test_a_full_disk_that_a_library_meets_is_named_too(tmp_path):
+    with pytest.raises(OSError) as caught, written_whole(tmp_path / "file"):
+        raise RuntimeError("I/O error: No space left on device (os error 28)")
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "file"))
+
+
 def test_weights_that_are_not_finite_are_not_saved(model, tmp_path):
     def spoil():
         model.trainable_weights[0].assign(np.full(model.trainable_weights[0].shape, np.inf))
@@ -171,6 +188,31 @@ def test_an_interrupted_run_saves_and_says_how_to_go_on(model, tmp_path, number)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
 
 
+def test_an_evaluation_that_a_signal_interrupts_is_made_when_the_run_goes_on(model, tmp_path):
+    def callbacks(folder):
+        checkpoint = Checkpoint(tmp_path / folder, SETTINGS, every=100)
+        checkpoint.restore(model)
+        written = EventFiles(tmp_path / folder / "logs", checkpoint)
+        return [Monitor(written, {}, every=3), Evaluate(dataset(500, 540), written, every=2), checkpoint]
+
+    beginning = [(variable, variable.numpy()) for variable in state(model).values()]
+    fit(model, 7, *callbacks("whole"))
+    expected = digest(model, "seconds")
+    for variable, value in beginning:
+        variable.assign(value)
+    killer = AtStep(4, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(Stopped, match="stopped after step 4"):
+        fit(model, 7, killer, *callbacks("stopped"))
+    assert ("held_out", "learning/loss", 4) not in events(tmp_path / "stopped" / "logs")
+    again = callbacks("stopped")
+    assert again[-1].to_evaluate
+    fit(model, 3, *again, start=4)
+    assert digest(model, "seconds") == expected
+    whole, stopped = events(tmp_path / "whole" / "logs"), events(tmp_path / "stopped" / "logs")
+    assert whole.keys() == stopped.keys() and ("held_out", "learning/loss", 4) in whole
+    assert all(stopped[key] == values for key, values in whole.items() if key[1] not in TIMES)
+
+
 def test_an_interrupt_while_saving_lets_the_save_end(model, tmp_path, monkeypatch):
     fsync = os.fsync
 
@@ -191,7 +233,7 @@ def test_a_second_interrupt_stops_at_once_and_loses_no_checkpoint(model, tmp_pat
 
     def twice():
         checkpoint.finish()
-        monkeypatch.setattr(checkpointing, "write_whole", lambda path, content: time.sleep(0.5))
+        monkeypatch.setattr("safetensors.numpy.save_file", lambda *_: time.sleep(0.5))
         interrupt()
         interrupt()
 
