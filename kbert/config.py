@@ -34,7 +34,8 @@ class BertConfig:
     """The hyper-parameters of one BERT, under the names of Google's bert_config.json.
 
     `sequence_length` is that of the longest sequences the weights were trained on: position vectors beyond it are as
-    they were drawn. None is all positions. Raises ValueError, naming the field and the value received, if no model can be built from them.
+    they were drawn. None is all positions. Raises ValueError, naming the field and the value received, if no model can
+    be built from them.
     """
 
     vocab_size: int = 30522

@@ -102,7 +102,9 @@ def tell_untrained(start, sequence_length: int) -> None:
     from kbert import report
 
     if sequence_length > start.config.trained_length:
-        told = f"the model was trained on sequences of up to {start.config.trained_length} tokens, not {sequence_length}"
+        told = (
+            f"the model was trained on sequences of up to {start.config.trained_length} tokens, not {sequence_length}"
+        )
         report.CONSOLE.print(f"{told}: its position vectors beyond that may be random", highlight=False, soft_wrap=True)
 
 
@@ -117,8 +119,8 @@ def settings_of(layers: LayerRule, optimizer: OptimizerRule, devices: DeviceRule
 def model_maker(start, head: Callable, layers: LayerRule, devices: DeviceRule, sequence_length: int) -> Callable:
     """A function that makes the model of a run: head(Bert, dropout=...) with the start's weights.
 
-    Where the start was trained on shorter sequences than the run's, that is printed. A head that reads the pooled output gets a new pooler where the start has none, and that is printed. Raises
-    ValueError for layers that the start does not have.
+    A head that reads the pooled output gets a new pooler where the start has none, and that is printed; so is that the
+    start was trained on shorter sequences. Raises ValueError for layers that the start does not have.
     """
     from kbert import report
     from kbert.model.bert import Bert

@@ -29,11 +29,13 @@ class TurnRule:
     Args:
         rounds: so many times each system works in turn.
         peers: interpreters of other environments, where peers are installed that are not here.
+        limit: seconds after which a system that does not answer takes no part any more.
         output: folder for metrics.json and rounds.jsonl.
     """
 
     rounds: int = 5
     peers: tuple[str, ...] = ()
+    limit: float = 3600.0
     output: str | None = None
 
 
@@ -280,6 +282,8 @@ def check(turns: TurnRule) -> None:
     """Raises ValueError for no round and for interpreters that are not there."""
     if turns.rounds < 1:
         raise ValueError(f"--turns.rounds {turns.rounds}: expected at least 1")
+    if not turns.limit > 0:
+        raise ValueError(f"--turns.limit {turns.limit:g}: expected more than 0")
     for python in turns.peers:
         if not Path(python).is_file():
             raise ValueError(f"--turns.peers {python}: no such file; expected an environment's python")
@@ -296,7 +300,7 @@ def check_texts(texts: str | None, model: str | None) -> None:
 def compare(systems: Sequence, turns: TurnRule, work) -> list:
     """All systems' results, with progress, told."""
     with report.progress(f"{len(systems)} systems in turn") as progress:
-        results = in_turn(systems, turns.rounds, progress)
+        results = in_turn(systems, turns.rounds, progress, turns.limit)
     tell(work, results, turns.output)
     return results
 

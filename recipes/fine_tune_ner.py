@@ -137,7 +137,8 @@ def main(
         raise ValueError("--layers: the BERT that a BiLSTM reads does not learn; expected --features.no-frozen too")
     first, tokenizer = kbert.load(model, lower_case=reading.lower_case)
     check_length(sequence_length, first)
-    new_model = model_maker(first, head_of(labels, features if head == "bilstm" else None), layers, devices, sequence_length)
+    new_head = head_of(labels, features if head == "bilstm" else None)
+    new_model = model_maker(first, new_head, layers, devices, sequence_length)
     new_model()  # refuses what the layers and the dropout cannot be
     encoded = {name: ner.encode(of, tokenizer, labels, sequence_length, context) for name, of in sets.items()}
     check_rows(batch_sizes, encoded["train"])

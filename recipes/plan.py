@@ -12,7 +12,7 @@ from typing import Literal
 
 from kbert.command_line import import_tensorflow, run
 
-FILLED = 0.9  # Wikipedia's passages at 128; 0.73 at 512, and 0.52 at 128 where books fall into short documents
+READ = 0.73  # Wikipedia at 128 (0.55 at 512); a book a document 0.76 (0.69), 0.31 where books fall into short ones
 CHECK_LONGER = 4  # than a trial
 MEGA, GIGA = 10**6, 10**9
 
@@ -53,7 +53,7 @@ def main(
     steps: int | None = None,
     tokens: int | None = None,
     epochs: float = 1.0,
-    filled: float = FILLED,
+    read: float = READ,
     memory: float | None = None,
     measure: bool = True,
     gflops: float | None = None,
@@ -65,8 +65,8 @@ def main(
 ) -> None:
     """Says what a pre-training with masked LM and next sentence prediction will take, on one device.
 
-    Memory is that of the training process at its fullest, without what reading the text, evaluating and writing
-    checkpoints add; on a GPU that of the GPU. Time is that of the steps.
+    Memory is that of the training process at its fullest, while a checkpoint is written, without what reading the text
+    and evaluating add; on a GPU that of the GPU. Time is that of the steps.
 
     Args:
         size: tiny (2 layers of 128, the default) to large (24 of 1,024).
@@ -78,7 +78,8 @@ def main(
         steps: updates of the weights.
         tokens: of the corpus, instead of steps.
         epochs: times that the corpus is read.
-        filled: share of a batch's slots that hold a token; TensorBoard shows the rest as share_of_padding.
+        read: tokens of the corpus that are read for each of a batch's slots; less than one, as some are padding, and
+            what a random second sentence stands in for is read again.
         memory: gigabytes (10^9 bytes) that there are; by default what this machine or its GPU has.
         measure: run short steps, which takes about half a minute; without, the plan is a CPU's and memory less exact.
         gflops: how many 10^9 operations a second the device does in a step, for --no-measure.
@@ -89,7 +90,7 @@ def main(
         devices: pretrain.py's.
     """
     check_config(size, config, vocabulary_size)
-    check_work(steps, tokens, epochs, filled)
+    check_work(steps, tokens, epochs, read)
     check_measuring(measure, gflops, seconds, memory)
     if (steps or tokens) and not (measure or gflops):
         work = f"--steps {steps}" if steps else f"--tokens {tokens}"
@@ -132,7 +133,7 @@ def main(
     metrics |= tell_memory(setting, device, limit)
     per_step = total / gflops / GIGA if gflops else planning.seconds_per_step(setting, speed) if measure else None
     if per_step:
-        work = planning.steps_of(tokens, epochs, setting, filled) if tokens else steps
+        work = planning.steps_of(tokens, epochs, setting, read) if tokens else steps
         metrics |= tell_time(setting, per_step, total, work)
     if check:
         if metrics["memory"] > limit:
@@ -153,16 +154,16 @@ def check_config(size: str | None, config: str | None, vocabulary_size: int | No
         raise ValueError(f"--vocabulary-size {vocabulary_size}: expected at least 1")
 
 
-def check_work(steps: int | None, tokens: int | None, epochs: float, filled: float) -> None:
+def check_work(steps: int | None, tokens: int | None, epochs: float, read: float) -> None:
     """Raises ValueError for two answers to how long the run is, and for none where a part of one is given."""
     if steps is not None and tokens is not None:
         raise ValueError(f"--steps {steps} and --tokens {tokens}: expected one of them")
-    for name, value, default in (("epochs", epochs, 1.0), ("filled", filled, FILLED)):
+    for name, value, default in (("epochs", epochs, 1.0), ("read", read, READ)):
         if tokens is None and value != default:
             raise ValueError(f"--{name} {value:g}: expected --tokens beside it")
-    check_positive(steps=steps, tokens=tokens, epochs=epochs, filled=filled)
-    if filled > 1:
-        raise ValueError(f"--filled {filled:g}: expected at most 1")
+    check_positive(steps=steps, tokens=tokens, epochs=epochs, read=read)
+    if read > 1:
+        raise ValueError(f"--read {read:g}: expected at most 1")
 
 
 def check_measuring(measure: bool, gflops: float | None, seconds: float, memory: float | None) -> None:

@@ -83,7 +83,8 @@ def refuse(name: str, command: str, message: str) -> None:
     """Sees a recipe refuse what it is called with."""
     with pytest.raises((ValueError, OSError)) as refused:
         call(f"python recipes/{name}.py {command}")
-    assert message in explain(refused.value, ROOT / "recipes")
+    told = explain(refused.value, ROOT / "recipes")
+    assert message in told, told
     assert not Path("not_tuned").exists()
 
 

@@ -19,6 +19,8 @@ from served import free_port, running
 from stranger import FURTHER, PRETRAIN, ROOT, SMALLER, call, readme_commands, recipe
 
 import kbert
+from tests.training.logged import events
+from tests.training.tiny_run import free_addresses
 
 
 @pytest.fixture
@@ -115,6 +117,37 @@ def test_a_killed_run_ends_with_the_same_weights_to_the_bit_and_each_step_logged
     assert whole.keys() == killed.keys()
     for name in whole:
         np.testing.assert_array_equal(whole[name], killed[name], name)
+    logged = {run: events(folder / run / "logs") for run in ("whole", "killed")}
+    assert logged["whole"].keys() == logged["killed"].keys()
+    assert {len(values) for values in logged["killed"].values()} == {1}
+
+
+@pytest.mark.parametrize(("changes", "at_once"), [("--seed 2", True), pytest.param("", False, marks=pytest.mark.long)])
+def test_workers_that_cannot_train_together_end_in_a_line_each(folder, changes, at_once):
+    """With another seed before anything is read; after a kill as soon as the other is missed."""
+    addresses = free_addresses(2)
+    command = f"{PRETRAIN} --steps 100000 --strategy multi_worker --devices.workers {' '.join(addresses)}"
+    words = shlex.split(command.replace("OUT", f"workers {changes}".strip().replace(" ", "-")))
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": folder}
+    started = [
+        subprocess.Popen([sys.executable, ROOT / words[1], *words[2:], "--devices.worker", n, *extra], **pipes)
+        for n, extra in (("0", []), ("1", shlex.split(changes)))
+    ]
+    try:
+        if not at_once:
+            next(line for line in started[0].stdout if "/100000" in line)
+            started[1].kill()
+        begin = time.perf_counter()
+        told = [process.communicate(timeout=120)[1] for process in started]
+        assert time.perf_counter() - begin < 90
+    finally:
+        for process in started:
+            process.kill()
+    if at_once:
+        assert [process.returncode for process in started] == [2, 2]
+        assert all(one.endswith("worker 1 were started with other settings: seed is 1 and 2\n") for one in told)
+    else:
+        assert started[0].returncode == 2 and "another worker is gone" in told[0] and told[0].count("\n") == 1, told
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(folder):

@@ -133,7 +133,10 @@ def test_fine_tuning_that_cannot_be_is_refused_before_it_begins(folder, start, m
         ("--windows.stride 4", "stride is 4, expected 8 to sequence_length"),
         ("--windows.sequence-length 600", "--sequence-length 600: expected 8 to 512, the model's positions"),
         ("--answers.longest 0", "--answers.longest 0: expected at least 1"),
-        ("--windows.sequence-length 80 --batch-sizes 999", "--batch-sizes 999: there are 99 training examples"),
+        (
+            "--windows.sequence-length 80 --windows.stride 8 --batch-sizes 999",
+            "--batch-sizes 999: there are 73 training examples",
+        ),
         ("--answers.threshold 0", "--answers.threshold 0.0: version 1.1 has an answer to every question"),
     ],
 )

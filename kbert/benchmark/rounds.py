@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,10 +46,13 @@ class Result:
         return statistics.median(one["seconds"] for one in self.rounds)
 
 
-def in_turn(systems: Sequence[System], rounds: int, tell: Callable[[int, int], None] | None = None) -> list[Result]:
+def in_turn(
+    systems: Sequence[System], rounds: int, tell: Callable[[int, int], None] | None = None, limit: float = 3600.0
+) -> list[Result]:
     """What each system took, in the order given; the first to work changes from round to round.
 
-    A system that lacks a library or fails has a reason in its result and no later round. Raises ValueError where the
+    A system that lacks a library, fails, or takes more than `limit` seconds to prepare or for a round has a reason in
+    its result and no later round. Raises ValueError where the
     first one does, as the others are compared with it.
     """
     tell = tell or (lambda done, total: None)
@@ -56,7 +60,7 @@ def in_turn(systems: Sequence[System], rounds: int, tell: Callable[[int, int], N
     total = len(systems) * (rounds + 1)
     try:
         for number, system in enumerate(systems):
-            processes[number] = _Process(system)
+            processes[number] = _Process(system, limit)
             _try(results[number], processes, number, lambda n: results[n].about.update(processes[n].answer()))
             if results[0].reason:
                 break
@@ -67,8 +71,8 @@ def in_turn(systems: Sequence[System], rounds: int, tell: Callable[[int, int], N
                 if number in processes:
                     _try(results[number], processes, number, lambda n: results[n].rounds.append(processes[n].work()))
                 tell(len(systems) * (done + 1) + place + 1, total)
-        for number, process in processes.items():
-            results[number].peak_bytes = process.end()
+        for number in list(processes):
+            _try(results[number], processes, number, lambda n: setattr(results[n], "peak_bytes", processes[n].end()))
     finally:
         for process in processes.values():
             process.process.kill()
@@ -102,24 +106,35 @@ class _Ended(Exception):
 class _Process:
     """A system at work, which answers in lines of JSON (systems/worker.py)."""
 
-    def __init__(self, system: System):
-        self.errors = tempfile.TemporaryFile()
+    def __init__(self, system: System, limit: float):
+        self.errors, self.limit, self.is_late = tempfile.TemporaryFile(), limit, False
         command = [system.python, str(SYSTEMS / f"{system.script}.py")]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
         self.process = subprocess.Popen(command, text=True, env=os.environ | system.environment, **pipes)
         self.send(json.dumps(system.job))
 
     def answer(self) -> dict:
+        late = threading.Timer(self.limit, self.give_up)
+        late.start()
         line = self.process.stdout.readline()
+        late.cancel()
+        if self.is_late:
+            raise _Ended(f"no answer in {self.limit:g} seconds")
         if not line:
             self.process.wait()
             self.errors.seek(0)
             lines = self.errors.read().decode(errors="replace").strip().splitlines()
-            raise _Ended(lines[-1] if lines else f"ended with status {self.process.returncode}")
+            status = self.process.returncode
+            # Of a Python that fails the last line tells why; who is killed may have said anything before.
+            raise _Ended(lines[-1] if lines and status == 1 else f"ended with status {status}")
         told = json.loads(line)
         if "missing" in told:
             raise _Ended(f"{told['missing']} is not installed")
         return told
+
+    def give_up(self) -> None:
+        self.is_late = True
+        self.process.kill()
 
     def send(self, line: str) -> None:
         try:
@@ -134,7 +149,10 @@ class _Process:
 
     def end(self) -> int:
         """Bytes at its fullest."""
-        self.process.stdin.close()
+        try:
+            self.process.stdin.close()
+        except BrokenPipeError:
+            pass  # answer tells why
         return self.answer()["peak_bytes"]
 
 

@@ -23,8 +23,9 @@ class FillBlanks:
 
     Called with texts [B] it returns a dict of `pieces` string, `probabilities` float32 and `ids` int32, each [B, M, k],
     M being the number of masks in the text that has most of them. Where a text has fewer masks, or its mask lies beyond
-    the length that the model was trained on, they are "", 0 and -1 (which kbert's server leaves out at the end). Raises ValueError if the model has no masked-LM head or sees
-    only what is left of the blank, and if k is outside 1..V.
+    the length that the model was trained on, they are "", 0 and -1 (which kbert's server leaves out at the
+    end). Raises ValueError if the model has no masked-LM head or sees only what is left of the blank, and if k is
+    outside 1..V.
     """
 
     # By signature, of the outputs whose rows are filled up: of what there are so many, and with what.

@@ -87,7 +87,9 @@ def with_answers_in_place(questions: Sequence[Question]) -> tuple[list[Question]
     found, lost = [], []
     for question in questions:
         places = zip(question.answers[:1], question.starts[:1], strict=True)
-        stands = all(is_visible(text) and start >= 0 and question.passage.startswith(text, start) for text, start in places)
+        stands = all(
+            is_visible(text) and start >= 0 and question.passage.startswith(text, start) for text, start in places
+        )
         (found if stands else lost).append(question)
     return found, lost
 

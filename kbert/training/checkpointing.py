@@ -108,10 +108,7 @@ class Checkpoint(keras.callbacks.Callback):
         self.last_step = step = self.model.steps_done
         if not self.writes:
             return
-        # TensorFlow copies a variable that is changed while someone holds its value: to take them costs nothing here.
-        with tf.device("CPU:0"):
-            values = {name: tf.identity(variable) for name, variable in state(self.model).items()}
-        self.writer = threading.Thread(target=self._write, args=(step, values, self.to_evaluate))
+        self.writer = threading.Thread(target=self._write, args=(step, snapshot(self.model), self.to_evaluate))
         self.writer.start()
 
     def finish(self) -> None:
@@ -235,6 +232,15 @@ def state(model) -> dict:
             if variables.setdefault(f"{group}/{name}", variable) is not variable:
                 raise ValueError(f"two variables of the {group} are called {name}, expected names of their own")
     return variables
+
+
+def snapshot(model) -> dict:
+    """The state as it is now, on the CPU, whatever the model does next.
+
+    TensorFlow copies a variable that is changed while someone holds its value: to take them costs nothing here.
+    """
+    with tf.device("CPU:0"):
+        return {name: tf.identity(variable) for name, variable in state(model).items()}
 
 
 def check_shapes(path, values: dict, variables: dict) -> None:

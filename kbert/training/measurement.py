@@ -89,6 +89,8 @@ def measure_step(setting: Setting, seconds: float) -> Measured:
     import keras
     import tensorflow as tf
 
+    from kbert.training.checkpointing import snapshot
+
     tf.zeros([])  # which sets up the devices
     on_gpu = bool(tf.config.list_physical_devices("GPU"))
     memory = gpu_memory if on_gpu else process_memory
@@ -97,11 +99,13 @@ def measure_step(setting: Setting, seconds: float) -> Measured:
 
     class Clock(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
-            self.moments = []
+            self.moments, self.held = [], None
 
         def on_train_batch_end(self, batch, logs=None):
             self.moments.append(time.perf_counter())
             passed = self.moments[-1] - self.moments[0]
+            # As long as a checkpoint is written, in steps.
+            self.held = snapshot(self.model) if len(self.moments) == 2 else self.held if len(self.moments) < 5 else None
             self.model.stop_training = len(self.moments) > FEWEST_STEPS and passed > seconds
 
     clock = Clock()

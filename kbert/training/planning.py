@@ -183,6 +183,8 @@ def memory(setting: Setting, device: Device) -> dict[str, int]:
         "activations": activations(setting, device, logits),
         "masked-LM logits": logits,
         "input": 2 * 4 * tokens,  # a batch, and the next one
+        # What a checkpoint holds while it is written and the next steps change it; of a GPU it is the host's memory.
+        "checkpoint": 0 if device.on_gpu else (1 + SLOTS) * variables,
     }
 
 
@@ -231,9 +233,9 @@ def largest_batch(setting: Setting, limit: int, device: Device) -> int:
     return fits * setting.accumulation
 
 
-def steps_of(tokens: int, epochs: float, setting: Setting, filled: float) -> int:
-    """Steps that read so many tokens so many times; `filled` of a batch's slots hold one."""
-    return ceil(tokens * epochs / (setting.batch_size * setting.sequence_length * filled))
+def steps_of(tokens: int, epochs: float, setting: Setting, read: float) -> int:
+    """Steps that read so many tokens so many times; `read` of them for each of a batch's slots."""
+    return ceil(tokens * epochs / (setting.batch_size * setting.sequence_length * read))
 
 
 class Speed(NamedTuple):

@@ -12,6 +12,9 @@ from kbert.config import BertConfig
 from kbert.training import planning
 
 FAKE = """
+import os
+import threading
+import time
 from worker import serve
 
 def prepare(job):
@@ -25,6 +28,9 @@ def prepare(job):
         count += 1
         with open(job["log"], "a") as log:
             log.write(job["name"])
+        time.sleep(job.get("sleeps", 0))
+        if "ends" in job:
+            threading.Timer(1, os._exit, [7]).start()
         if job.get("fails") == count:
             raise RuntimeError("out of luck")
         return {"seconds": job["seconds"] * count}
@@ -63,6 +69,12 @@ def test_who_lacks_a_library_or_fails_is_named_and_the_others_go_on(system):
     assert len(ours.rounds) == 3
     assert missing.rounds == [] and missing.reason == "no_such_library is not installed"
     assert len(failing.rounds) == 1 and failing.reason == "RuntimeError: out of luck"
+
+
+def test_who_does_not_answer_or_ends_after_its_last_round_is_named(system):
+    ours, ended, slow = in_turn([system("a"), system("b", ends=True), system("c", sleeps=60)], 1, limit=10)
+    assert len(ours.rounds) == 1 and ours.peak_bytes and slow.reason == "no answer in 10 seconds"
+    assert len(ended.rounds) == 1 and ended.peak_bytes is None and ended.reason == "ended with status 7"
 
 
 def test_a_job_may_be_large(system):

@@ -162,6 +162,17 @@ def test_training_batches_are_full_and_evaluation_loses_nothing(tmp_path, tokeni
     assert sum(everything) == singles
 
 
+def test_an_epoch_reads_fewer_tokens_than_its_batches_hold(tmp_path, tokenizer):
+    corpus = write_corpus(tmp_path, [20_000] * 6)
+    tokens = int(tokenizer(corpus.text(0, corpus.counts["sentences"])).flat_values.shape[0])
+    slots = held = 0
+    for batch in corpus_dataset(corpus, tokenizer, InstanceRule(128), 8, epochs=1, drop_remainder=False):
+        slots += batch["input_ids"].shape[0] * 128
+        held += int(tf.reduce_sum(batch["input_mask"]))
+    # What plan.py reckons with: half of the second sentences are random, and what they stand in for is read again.
+    assert 0.5 < tokens / slots < 0.9 * held / slots
+
+
 def test_random_b_comes_from_another_document_and_the_rest_follows(tmp_path, tokenizer):
     """Each document is one sentence repeated, so that a row shows where B is from."""
     for number, word in enumerate(WORDS[:9]):

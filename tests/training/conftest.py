@@ -29,7 +29,7 @@ def runs(start_process, tmp_path_factory):
     whole, killed = folder / "whole", folder / "killed"
     never_stopped = start_process(tiny_run.train, whole)
 
-    for moment, checkpoint in [("half written", 2), ("just renamed", 2)]:
+    for moment, checkpoint in [("half written", 2), ("after renaming", 2)]:
         process = start_process(tiny_run.train_until_write, killed, moment, checkpoint)
         process.join()
         assert process.exitcode == -signal.SIGKILL, moment

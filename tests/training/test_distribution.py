@@ -234,12 +234,12 @@ def test_a_killed_run_goes_on_with_another_number_of_replicas(start_process, tmp
         assert distance <= TOLERANCE * max(np.linalg.norm(expected[name]), 1e-3 * expected[name].size ** 0.5)
 
 
-def until_done(start_process, output, kill, processes=1, replicas=1):
+def until_done(start_process, output, kill, processes=1, **options):
     """Starts a run until it is done; `kill` says after how many seconds one of its processes is killed, or None."""
     for seconds in itertools.chain(kill, itertools.repeat(None)):
         addresses = free_addresses(processes)
         clusters = [Cluster(addresses, number) if processes > 1 else None for number in range(processes)]
-        running = [start_process(tiny_run.train, output, replicas=replicas, cluster=cluster) for cluster in clusters]
+        running = [start_process(tiny_run.train, output, cluster=cluster, **options) for cluster in clusters]
         if seconds is not None:
             time.sleep(seconds)
             random.choice(running).kill()
@@ -252,21 +252,24 @@ def until_done(start_process, output, kill, processes=1, replicas=1):
 
 
 @pytest.mark.parametrize(
-    ("processes", "replicas", "runs"),
+    ("runs", "processes", "options"),
     [
-        (1, 1, 20),
-        (1, 2, 20),
-        (2, 1, 20),
+        (20, 1, {}),
+        (20, 1, {"replicas": 2}),
+        (20, 2, {}),
+        (5, 1, {"jit_compile": True, "steps_per_execution": 2}),
+        (5, 1, {"jit_compile": "pieces", "accumulation": 2}),
+        (5, 1, {"jit_compile": True, "dtype": "mixed_float16"}),
     ],
 )
 @pytest.mark.long
-def test_runs_killed_at_any_moment_end_with_the_same_bits(start_process, tmp_path, processes, replicas, runs):
+def test_runs_killed_at_any_moment_end_with_the_same_bits(start_process, tmp_path, runs, processes, options):
     begin = time.perf_counter()
-    until_done(start_process, tmp_path / "whole", [], processes, replicas)
+    until_done(start_process, tmp_path / "whole", [], processes, **options)
     longest = time.perf_counter() - begin
     for number in range(runs):
         output = tmp_path / f"killed {number}"
-        until_done(start_process, output, [random.uniform(0.3, 1) * longest for _ in range(2)], processes, replicas)
+        until_done(start_process, output, [random.uniform(0.3, 1) * longest for _ in range(2)], processes, **options)
         assert (output / "digest").read_text() == (tmp_path / "whole" / "digest").read_text()
         assert steps_logged(output) == steps_logged(tmp_path / "whole")
 

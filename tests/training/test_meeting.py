@@ -44,9 +44,10 @@ def test_who_does_not_come_is_named_to_all_who_wait():
     expected = f"no sign of worker 1 ({addresses[1]}) in 1 seconds"
     begin = time.monotonic()
     assert results(addresses, [{}] * 3, seconds=1.0, numbers=[0, 2]) == [expected] * 2
-    assert results(addresses, [{}] * 3, seconds=1.0, numbers=[1, 2]) == [
-        f"no sign of worker 0 ({addresses[0]}) in 1 seconds"
-    ] * 2
+    assert (
+        results(addresses, [{}] * 3, seconds=1.0, numbers=[1, 2])
+        == [f"no sign of worker 0 ({addresses[0]}) in 1 seconds"] * 2
+    )
     assert time.monotonic() - begin < 8
 
 

@@ -120,7 +120,7 @@ def test_memory_grows_by_kind_with_what_the_kind_is_of():
     larger = planning.memory(replace(of, batch_size=16), BARE)
     assert {name for name in kinds if larger[name] != kinds[name]} == {"activations", "masked-LM logits", "input"}
     assert larger["activations"] == 2 * kinds["activations"]
-    assert total(of, Device(7, 5)) == total(of) + 7 + 5 + 3 * planning.COMPILED_LAYER[False]
+    assert total(of, Device(7, 5)) == total(of) + 7 + 5 + 3 * planning.COMPILED_LAYER[False] + 3 * weights
 
 
 def test_parts_and_recomputation_take_less_and_lamb_more():
@@ -147,8 +147,8 @@ def test_the_largest_batch_fits_and_the_next_larger_one_does_not(changes):
 
 
 def test_a_corpus_has_the_steps_of_its_tokens():
-    assert planning.steps_of(tokens=128 * 1000, epochs=2, setting=setting(), filled=0.5) == 4000
-    assert planning.steps_of(tokens=128 * 1000 + 1, epochs=1, setting=setting(), filled=1.0) == 1001
+    assert planning.steps_of(tokens=128 * 1000, epochs=2, setting=setting(), read=0.5) == 4000
+    assert planning.steps_of(tokens=128 * 1000 + 1, epochs=1, setting=setting(), read=1.0) == 1001
 
 
 def test_three_trials_tell_the_speed_and_what_the_compiled_step_takes(monkeypatch):
@@ -186,7 +186,7 @@ def test_a_step_in_a_process_of_its_own_is_beside_what_was_predicted(tmp_path, m
     monkeypatch.chdir(tmp_path)
     config = tmp_path / "bert_config.json"
     replace(SMALL, num_hidden_layers=1).to_json(config)
-    flags = "--sequence-length 16 --batch-size 4 --tokens 6400 --filled 1 --epochs 3 --memory 2 --seconds 0.01"
+    flags = "--sequence-length 16 --batch-size 4 --tokens 6400 --read 1 --epochs 3 --memory 2 --seconds 0.01"
     call(f"python recipes/plan.py --no-measure --gflops 1 --check --config {config} --output plan {flags}")
     metrics = json.loads((tmp_path / "plan" / "metrics.json").read_text())
     assert metrics["parameters"] == BertPretrainer(replace(SMALL, num_hidden_layers=1)).count_params()
@@ -199,13 +199,25 @@ def test_a_step_in_a_process_of_its_own_is_beside_what_was_predicted(tmp_path, m
 
 
 @pytest.mark.long
-def test_memory_is_predicted_within_15_percent_by_trials_with_fewer_layers_and_smaller_batches(tmp_path):
-    command = f"python recipes/plan.py --size mini --batch-size 24 --seconds 0.5 --check --output {tmp_path}"
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--size mini --batch-size 24",
+        "--size mini --batch-size 64 --optimizer.accumulation 4",
+        "--size mini --batch-size 64 --devices.recompute --optimizer.name lamb",
+        "--config wide.json --batch-size 16",
+    ],
+)
+def test_memory_is_predicted_within_15_percent_by_trials_with_fewer_layers_and_smaller_batches(tmp_path, flags):
+    BertConfig.from_size("base", num_hidden_layers=4).to_json(tmp_path / "wide.json")
+    command = f"python recipes/plan.py {flags} --seconds 2 --check --output {tmp_path}"
     done = recipe(command, tmp_path)
     assert done.returncode == 0, done.stderr
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     predicted = metrics["memory"] - metrics["memory, Python and its libraries"]
     assert predicted == pytest.approx(metrics["measured memory above imports"], rel=0.15)
+    # The machine may have other work.
+    assert metrics["seconds per step"] == pytest.approx(metrics["measured seconds per step"], rel=0.4)
 
 
 @pytest.mark.parametrize(
@@ -217,14 +229,14 @@ def test_memory_is_predicted_within_15_percent_by_trials_with_fewer_layers_and_s
         ("--predictions 0", "predictions is 0, expected 1"),
         ("--batch-size 0", "batch_size is 0, expected a multiple, at least 1, of accumulation 1"),
         ("--optimizer.accumulation 3", "batch_size is 8, expected a multiple, at least 1, of accumulation 3"),
-        ("--memory 1", "memory is 1 GB, expected at least 1.31 for a batch of 1"),
+        ("--memory 1", "memory is 1 GB, expected at least 1.36 for a batch of 1"),
         ("--batch-size 800 --memory 2 --check", "--batch-size 800 does not fit; expected one that does for --check"),
         ("--memory 0", "--memory 0: expected more than 0"),
         ("--config bert_config.json", "--size tiny: bert_config.json brings its own; expected one of both flags"),
         ("--vocabulary-size 0", "--vocabulary-size 0: expected at least 1"),
         ("--steps 1 --tokens 1", "--steps 1 and --tokens 1: expected one of them"),
         ("--epochs 2", "--epochs 2: expected --tokens beside it"),
-        ("--tokens 9 --filled 1.1", "--filled 1.1: expected at most 1"),
+        ("--tokens 9 --read 1.1", "--read 1.1: expected at most 1"),
         ("--steps 0", "--steps 0: expected more than 0"),
         ("--measure --gflops 1", "--gflops 1.0 is measured; expected --no-measure beside it"),
         ("--steps 9", "--steps 9 with --no-measure: expected --gflops beside it"),
@@ -237,8 +249,8 @@ def test_a_plan_that_cannot_be_is_refused(flags, message, tmp_path, monkeypatch)
 
 def test_what_fits_in_one_way_alone_is_planned(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    call(f"{PLAN.replace('tiny', 'base')} --sequence-length 512 --batch-size 1 --memory 4.2")
-    assert re.search(r"largest batch within 4.2 GB *│ 1 *│ none", capsys.readouterr().out)
+    call(f"{PLAN.replace('tiny', 'base')} --sequence-length 512 --batch-size 1 --memory 5.5")
+    assert re.search(r"largest batch within 5.5 GB *│ 1 *│ none", capsys.readouterr().out)
 
 
 def test_an_unknown_size_is_one_line_and_status_2(tmp_path):

@@ -88,7 +88,7 @@ class Signal(keras.callbacks.Callback):
             os.kill(os.getpid(), self.number)
 
 
-def train(output, steps=24, replicas=1, cluster=None, at=None, dropout=0.1, peak=1e-2, **options):
+def train(output, steps=24, replicas=1, cluster=None, at=None, dropout=0.1, peak=1e-2, dtype=None, **options):
     """Trains up to `steps`, from the last checkpoint if there is one; a digest of all weights in `<output>/digest`.
 
     at: a step and a signal that this process then gets. Ends with status 3 where another process is lost, 128 and the
@@ -101,7 +101,7 @@ def train(output, steps=24, replicas=1, cluster=None, at=None, dropout=0.1, peak
     with chief_first(strategy):
         check_settings(output, settings)
     with strategy.scope():
-        model = new_model(dropout)
+        model = new_model(dropout, dtype)
         model.compile(new_optimizer(steps, peak), **{"jit_compile": False, **options})
     checkpoint = Checkpoint(output, settings, every=4)
     start = checkpoint.restore(model)
@@ -146,6 +146,8 @@ def train_until_write(output, moment, number):
             os.truncate(source, os.path.getsize(source) // 2)
         elif moment == "after renaming":
             replace(source, target)
+        else:
+            raise ValueError(moment)
         os.kill(os.getpid(), signal.SIGKILL)
 
     os.replace = deadly

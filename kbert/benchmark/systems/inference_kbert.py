@@ -18,12 +18,10 @@ def prepare(job):
     batch = padded(job["rows"])
     features = {name: tf.constant(value, tf.int32) for name, value in batch.items()}
     features["segment_ids"] = tf.zeros_like(features["input_ids"])
-    if not job["xla"]:
-        features = with_token_places(features)
 
     @tf.function(autograph=False, reduce_retracing=True, jit_compile=job["xla"])
     def encode(features):
-        outputs = bert(features)
+        outputs = bert(features if job["xla"] else with_token_places(features))
         return outputs["sequence_output"], outputs["pooled_output"]
 
     about = {"versions": f"tensorflow {tf.__version__}, keras {keras.__version__}"}
