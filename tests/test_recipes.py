@@ -81,7 +81,8 @@ def test_pretraining_goes_on_from_a_trained_model_and_names_what_is_new(folder, 
     monkeypatch.chdir(folder)
     trained, _ = kbert.load(start)
     command = FURTHER.replace("START", str(start)).replace("OUT", str(tmp_path / "further"))
-    call(command + " --optimizer.learning-rate 1e-9 --steps 2 --masking.max-predictions 2")
+    quick = command + " --optimizer.learning-rate 1e-9 --steps 2 --masking.max-predictions 2 --run.checkpoint-every 1"
+    call(quick)
     said = capsys.readouterr().out
     assert "2 predictions a sequence cut off 60% of a full one's" in said
     new = said.partition("new, as the start has none: ")[2].split("\n")[0].split(", ")
@@ -91,6 +92,9 @@ def test_pretraining_goes_on_from_a_trained_model_and_names_what_is_new(folder, 
         np.testing.assert_allclose(
             getattr(further.bert.embeddings, name), getattr(trained.bert.embeddings, name), atol=1e-5
         )
+    (tmp_path / "further" / "checkpoints" / "step-00000002.safetensors").unlink()
+    with pytest.raises(ValueError, match="--run.steps-per-call 2: 1 steps are left, which it does not divide"):
+        call(quick + " --run.steps-per-call 2")
     with pytest.raises(ValueError, match="--size tiny: the start"):
         call(command + " --sequence-length 512 --size tiny")
     with pytest.raises(ValueError, match="do_lower_case is True, and lower_case False was asked for"):
