@@ -104,6 +104,9 @@ class RunRule:
         token_cache: keep token ids on disk, so that later epochs need not tokenize.
         xla: compile forward and backward with XLA: faster steps, seconds more at the start.
         steps_per_call: steps between two looks at signals, logs and checkpoints.
+        data_servers: host:port of processes that make the batches, where the cores of this machine are too few. Each is
+            this same command with --run.serve-data; the batches are the same, and made here where one is gone.
+        serve_data: a port; make batches for the training of others instead of training.
     """
 
     log_every: int = 50
@@ -116,6 +119,8 @@ class RunRule:
     token_cache: bool = False
     xla: bool = True
     steps_per_call: int = 1
+    data_servers: tuple[str, ...] = ()
+    serve_data: int | None = None
 
 
 def main(
@@ -191,11 +196,17 @@ def main(
     settings = {"size": size, "steps": steps, "batch_size": batch_size, "seed": seed, **asdict(rule)}
     settings |= {f"optimizer.{name}": v for name, v in asdict(optimizer).items() if name != "accumulation"}
     settings |= {"precision": devices.precision} | ({"start": digest(first)} if start else {})
-    how_run = {f"run.{name}": value for name, value in asdict(run).items() if name != "cache"}
+    of_process = ("cache", "data_servers", "serve_data")
+    how_run = {f"run.{name}": value for name, value in asdict(run).items() if name not in of_process}
     agree(replicas, settings | how_run | {"accumulation": optimizer.accumulation})  # before the text is looked through
     cache = run.cache or str(Path(output) / "cache")
     with chief_first(replicas):
         train, held = read_corpora((corpus, held_out), tokenizer, rule, text, cache)
+    if run.serve_data:
+        if run.token_cache:
+            train.use_token_cache(cache, progress=lambda done, total: None)
+        told = f"making batches for others on port {run.serve_data}"
+        train.serve(seed, run.serve_data, ready=lambda: report.CONSOLE.print(told))
     of_text = {"vocabulary": tokenizer.digest, "corpus": train.digest, "held_out": held.digest}
     agree(replicas, of_text)
     settings = of_text | settings
@@ -203,6 +214,8 @@ def main(
     if run.token_cache:
         with chief_first(replicas), report.progress("Tokenizing") as progress:
             train.use_token_cache(cache, progress)
+    if run.data_servers:
+        train.use_servers(seed, run.data_servers)
     counts, sample = train.token_counts(), held.sample(run.evaluation_instances, batch_size, seed)
     to_beat = baselines(counts, sample)
 
@@ -268,6 +281,8 @@ def check_flags(steps: int, seed: int, optimizer: OptimizerRule, run: RunRule) -
         raise ValueError(f"--optimizer.warmup-steps {optimizer.warmup_steps}: expected 0 to the steps, {steps}")
     if not 0 <= optimizer.dropout < 1:
         raise ValueError(f"--optimizer.dropout {optimizer.dropout}: expected a share, 0 or more and below 1")
+    if run.serve_data and run.data_servers:
+        raise ValueError("--run.serve-data and --run.data-servers: expected one of them")
     for name, value in asdict(run).items():
         if type(value) is int and value < 1:
             raise ValueError(f"--run.{name.replace('_', '-')} {value}: expected at least 1")

@@ -196,6 +196,28 @@ def test_the_encoder_goes_to_every_format_and_back(folder, start, tmp_path, monk
 
 
 @pytest.mark.long
+def test_a_run_whose_batches_another_process_makes_is_the_same_run(folder):
+    command = f"{PRETRAIN} --steps 4"
+    (address,) = free_addresses(1)
+    words = shlex.split(f"{command.replace('OUT', 'none')} --run.serve-data {address.rpartition(':')[2]}")
+    server = subprocess.Popen(
+        [sys.executable, ROOT / words[1], *words[2:]], cwd=folder, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        next(line for line in server.stdout if "making batches for others" in line)
+        done = recipe(f"{command.replace('OUT', 'helped')} --run.data-servers {address}", folder)
+        assert done.returncode == 0 and "made here" not in done.stderr, done.stderr
+    finally:
+        server.kill()
+    assert recipe(command.replace("OUT", "alone"), folder).returncode == 0
+    name = "checkpoints/step-00000004.safetensors"
+    alone, helped = (load_file(folder / run / name) for run in ("alone", "helped"))
+    for name in alone:
+        np.testing.assert_array_equal(alone[name], helped[name], name)
+    assert not (folder / "none" / "run.json").exists()
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("objectives", ["mlm", "left-to-right"])
 def test_the_ablations_without_next_sentences_are_trained(folder, monkeypatch, objectives):
     monkeypatch.chdir(folder)

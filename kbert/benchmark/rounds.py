@@ -52,8 +52,7 @@ def in_turn(
     """What each system took, in the order given; the first to work changes from round to round.
 
     A system that lacks a library, fails, or takes more than `limit` seconds to prepare or for a round has a reason in
-    its result and no later round. Raises ValueError where the
-    first one does, as the others are compared with it.
+    its result and no later round. Raises ValueError where the first one does, as the others are compared with it.
     """
     tell = tell or (lambda done, total: None)
     results, processes = [Result(system.name) for system in systems], {}

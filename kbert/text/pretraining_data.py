@@ -6,6 +6,7 @@ Each group of blocks (see walk.py) is one unit of work: its instances are shuffl
 together.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -100,20 +101,27 @@ def corpus_dataset(
     position: tuple[int, int, int] = START,
     drop_remainder: bool = True,
     tokens=None,
+    elsewhere: Sequence[Callable] = (),
 ) -> tf.data.Dataset:
     """The batches of a corpus from `position` (epoch, group, offset) on; see pretraining_dataset.
 
     tokens: where token ids come from, TextTokens or CachedTokens. drop_remainder=False: the last batch of the last
-    epoch may be smaller. Raises ValueError where one document leaves no other one for a random B.
+    epoch may be smaller. elsewhere: see walk.py. Raises ValueError where one document leaves no other one for a random
+    B.
     """
     if rule.next_sentence and corpus.counts["documents"] < 2:
         raise ValueError(
             f"corpus {corpus.names[0]}: holds one document, so there is no other document for a random B; expected at "
             f"least 2 (a blank line or the end of a file ends a document), or objectives mlm"
         )
-    maker = _GroupMaker(corpus, tokenizer, rule, seed, tokens or TextTokens(corpus, tokenizer))
+    instances = group_maker(corpus, tokenizer, rule, seed, tokens)
     walk = Walk(corpus.counts["blocks"], GROUP_BLOCKS, seed, epochs, position)
-    return walk.batches(maker.instances, batch_size, drop_remainder)
+    return walk.batches(instances, batch_size, drop_remainder, elsewhere)
+
+
+def group_maker(corpus: Corpus, tokenizer, rule: InstanceRule, seed: int, tokens=None) -> Callable:
+    """A function: epoch int64, numbers of blocks int64 [n], instances to skip int64 -> the features of a group."""
+    return _GroupMaker(corpus, tokenizer, rule, seed, tokens or TextTokens(corpus, tokenizer)).instances
 
 
 class _GroupMaker:

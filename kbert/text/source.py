@@ -1,14 +1,15 @@
 """Where pre-training batches come from: plain text, or TFRecords of ready instances. The same questions to either."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import tensorflow as tf
 
+from kbert.text import data_service
 from kbert.text.baselines import token_counts
 from kbert.text.documents import Corpus, expand_paths
 from kbert.text.masking import Masking
-from kbert.text.pretraining_data import InstanceRule, corpus_dataset
+from kbert.text.pretraining_data import InstanceRule, corpus_dataset, group_maker
 from kbert.text.records import Records, records_dataset
 from kbert.text.sentences import PLAIN_TEXT, CorpusFormat
 from kbert.text.token_cache import CachedTokens
@@ -49,7 +50,7 @@ class TextSource(Source):
     """
 
     def __init__(self, corpus: Corpus, tokenizer, rule: InstanceRule):
-        self.corpus, self.tokenizer, self.rule, self.tokens = corpus, tokenizer, rule, None
+        self.corpus, self.tokenizer, self.rule, self.tokens, self.elsewhere = corpus, tokenizer, rule, None, {}
         self.digest, self.facts = corpus.digest, {name: count for name, count in corpus.counts.items() if count}
         self.batches(1)
         if not any(True for _ in corpus_dataset(corpus, tokenizer, rule, 1, epochs=1).take(1)):
@@ -62,7 +63,23 @@ class TextSource(Source):
     def batches(self, batch_size: int, seed: int = 1, position: tuple[int, int, int] = START) -> tf.data.Dataset:
         """Endless batches; see pretraining_data.pretraining_dataset."""
         options = {"seed": seed, "position": position, "tokens": self.tokens}
+        options["elsewhere"] = self.elsewhere.get(seed, ())
         return corpus_dataset(self.corpus, self.tokenizer, self.rule, batch_size, **options)
+
+    def serve(self, seed: int, port: int, ready: Callable[[], None] = lambda: None) -> None:
+        """Makes groups for the training of others, until the process is told to end; calls `ready` before."""
+        data_service.serve(self._instances(seed), self._about(seed), port, ready)
+
+    def use_servers(self, seed: int, addresses: Sequence[str]) -> None:
+        """Has groups of batches of that seed made by servers from now on; see data_service.py."""
+        each = [data_service.served(self._instances(seed), self._about(seed), address) for address in addresses]
+        self.elsewhere[seed] = [call for calls in zip(*each, strict=True) for call in calls]  # servers in turn
+
+    def _instances(self, seed: int) -> Callable:
+        return group_maker(self.corpus, self.tokenizer, self.rule, seed, self.tokens)
+
+    def _about(self, seed: int) -> str:
+        return f"text {self.digest}, vocabulary {self.tokenizer.digest}, seed {seed}, {self.rule}"
 
     def token_counts(self, seed: int = 1) -> np.ndarray:
         """How often each piece occurs in a sample of the text, int64 [V]."""
@@ -93,6 +110,12 @@ class RecordSource(Source):
 
     def use_token_cache(self, cache: str, progress: Progress) -> None:
         raise ValueError(f"{self.records.files[0]}: records hold token ids already; expected no token cache")
+
+    def serve(self, seed: int, port: int, ready: Callable[[], None] = lambda: None) -> None:
+        raise ValueError(f"{self.records.files[0]}: records are instances already; expected text for a data server")
+
+    def use_servers(self, seed: int, addresses: Sequence[str]) -> None:
+        self.serve(seed, 0)
 
     def batches(self, batch_size: int, seed: int = 1, position: tuple[int, int, int] = START) -> tf.data.Dataset:
         """Endless batches; see pretraining_data.pretraining_dataset."""

@@ -5,8 +5,9 @@ form a group, the unit of work. A position is (epoch, group, offset): the instan
 comes next. To go on from there one group is made again, whatever the length of the run so far.
 """
 
+import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -24,16 +25,19 @@ class Walk(NamedTuple):
     epochs: int | None
     position: tuple[int, int, int]
 
-    def batches(self, instances: Callable, batch_size: int, drop_remainder: bool) -> tf.data.Dataset:
+    def batches(
+        self, instances: Callable, batch_size: int, drop_remainder: bool, elsewhere: Sequence[Callable] = ()
+    ) -> tf.data.Dataset:
         """Batches of what `instances(epoch, item numbers, instances to skip)` makes of each group: a dict of [n, ...].
 
-        Each batch also holds data_position int64 [3], where the next one begins.
+        Each batch also holds data_position int64 [3], where the next one begins. elsewhere: functions that make the
+        same on other machines, which then take the groups in turn.
         """
         groups = -(-self.items // self.group_items)
         first = self.position[0] * groups + self.position[1]
 
         @tf.autograph.experimental.do_not_convert
-        def make(number):
+        def make(number, instances=instances):
             epoch, group = number // groups, number % groups
             # Groups of equal size, so that the last one shuffles as well as the others.
             places = tf.range(group * self.items // groups, (group + 1) * self.items // groups)
@@ -49,8 +53,18 @@ class Walk(NamedTuple):
         def last_position(batch):
             return batch | {"data_position": batch["data_position"][-1]}
 
-        dataset = tf.data.Dataset.range(first, tf.int64.max if self.epochs is None else self.epochs * groups)
-        dataset = dataset.map(make, num_parallel_calls=min(os.cpu_count() or 1, 16), deterministic=True)
+        end = tf.int64.max if self.epochs is None else self.epochs * groups
+        numbers = tf.data.Dataset.range(first, end)
+        if elsewhere:
+            # A dataset for each, as calls of one wait for each other where the order has to be the same.
+            turns = len(elsewhere)
+            lanes = [
+                tf.data.Dataset.range(first + turn, end, turns).map(functools.partial(make, instances=one)).prefetch(1)
+                for turn, one in enumerate(elsewhere)
+            ]
+            dataset = tf.data.Dataset.choose_from_datasets(lanes, numbers.map(lambda number: (number - first) % turns))
+        else:
+            dataset = numbers.map(make, num_parallel_calls=min(os.cpu_count() or 1, 16), deterministic=True)
         return prefetched(dataset.rebatch(batch_size, drop_remainder=drop_remainder).map(last_position))
 
 

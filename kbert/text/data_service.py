@@ -1,0 +1,70 @@
+"""Groups of instances made by other processes, for accelerators that outrun the cores of their host.
+
+A server is the training command with the same text and flags. It makes what the trainer would make, which has therefore
+the same batches in the same order, and makes a group itself where its server does not answer. Not tf.data's service:
+that keeps neither order nor place, and cannot run numpy_function, by which a corpus is read.
+"""
+
+import threading
+from collections.abc import Callable
+
+import tensorflow as tf
+
+rpc = tf.distribute.experimental.rpc
+CALLS = 4  # to a server at a time, so that its cores have work
+SECONDS = 60  # for a group, which takes a second or two
+ARGUMENTS = [tf.TensorSpec([], tf.int64), tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.int64)]
+
+
+def serve(instances: Callable, about: str, port: int, ready: Callable[[], None]) -> None:
+    """Answers with `instances(epoch, numbers, skip)` until the process is told to end; calls `ready` when it can.
+
+    about: what a trainer has to say alike. Raises ValueError for a port that is taken.
+    """
+    try:
+        server = rpc.Server.create("grpc", f"0.0.0.0:{port}")
+        server.register("about", tf.function(lambda: tf.constant(about), input_signature=[], autograph=False))
+        server.register("instances", graph(instances))
+        server.start()
+    except tf.errors.OpError as error:
+        raise ValueError(f"port {port}: {first_line(error)}") from None
+    ready()
+    threading.Event().wait()
+
+
+def served(instances: Callable, about: str, address: str) -> list[Callable]:
+    """`instances` by a server: functions of which each has one call at a time.
+
+    Raises ValueError for a server that does not answer, or says another `about`.
+    """
+    try:
+        client = rpc.Client.create("grpc", address, timeout_in_ms=1000 * SECONDS)
+        theirs = client.call("about", output_specs=tf.TensorSpec([], tf.string)).get_value().numpy().decode()
+    except tf.errors.OpError as error:
+        raise ValueError(f"data server {address}: {first_line(error)}") from None
+    if theirs != about:
+        raise ValueError(f"data server {address} has other text or flags: {theirs}, expected {about}")
+    local = graph(instances).get_concrete_function()
+    specs = tf.nest.map_structure(lambda value: tf.TensorSpec(value.shape, value.dtype), local.structured_outputs)
+
+    def call(epoch, numbers, skip):
+        found = client.call("instances", [epoch, numbers, skip], specs)
+
+        def made_here():
+            code, message = found.get_error()
+            told = tf.print("data server", address, "does not answer, this group is made here:", code, message)
+            with tf.control_dependencies([told]):
+                return tf.nest.map_structure(tf.identity, local(epoch, numbers, skip))
+
+        made = tf.cond(found.is_ok(), found.get_value, made_here)
+        return tf.nest.map_structure(lambda value, spec: tf.ensure_shape(value, spec.shape), made, specs)
+
+    return [call] * CALLS
+
+
+def graph(instances: Callable):
+    return tf.function(instances, input_signature=ARGUMENTS, autograph=False)
+
+
+def first_line(error: tf.errors.OpError) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
