@@ -5,6 +5,8 @@ rows of 768), and what is between them is slow unless it is fused. What a piece 
 gradient but computed again, which takes little time and saves a quarter of the memory of a Base step.
 """
 
+import functools
+
 import tensorflow as tf
 
 from kbert.training import planning
@@ -12,34 +14,28 @@ from kbert.training import planning
 
 def are_faster(bert) -> bool:
     """Whether they are for this Bert on the devices that there are, rather than the whole step compiled."""
-    only_cpus = all(device.device_type == "CPU" for device in tf.config.list_logical_devices())
-    return planning.faster_in_pieces(bert.config, bert.recompute, on_gpu=not only_cpus)
+    return planning.faster_in_pieces(bert.config, bert.recompute, on_gpu=not only_cpus())
 
 
-class CompiledPieces:
-    """Called with a function, its inputs and others that need no gradient: function(*inputs, *others, **constants).
-
-    A function with these constants is compiled once for each shape, forward and backward.
-    """
-
-    def __init__(self):
-        self.made = {}
-
-    def __call__(self, function, inputs, others=(), **constants):
-        key = (function, *sorted(constants.items()))
-        if key not in self.made:
-            self.made[key] = compiled(function, constants)
-        forward, backward = self.made[key]
-
-        @tf.custom_gradient
-        def call(*inputs):
-            return forward(inputs, others), lambda *gradients: backward(inputs, others, gradients)
-
-        return call(*(tf.convert_to_tensor(value) for value in inputs))
+def only_cpus() -> bool:
+    return all(device.device_type == "CPU" for device in tf.config.list_logical_devices())
 
 
-def compiled(function, constants: dict):
-    """The function and the gradients of its inputs, as graphs that XLA compiles."""
+def compiled_piece(function, inputs, others=(), **constants):
+    """function(*inputs, *others, **constants), of which `others` need no gradient."""
+    forward, backward = compiled(function, *sorted(constants.items()))
+
+    @tf.custom_gradient
+    def call(*inputs):
+        return forward(inputs, others), lambda *gradients: backward(inputs, others, gradients)
+
+    return call(*(tf.convert_to_tensor(value) for value in inputs))
+
+
+@functools.cache  # one for all models of a process: a search trains many, with the same shapes
+def compiled(function, *constants: tuple):
+    """The function and the gradients of its inputs, as graphs that XLA compiles, once for each shape."""
+    constants = dict(constants)
 
     def forward(inputs, others):
         return function(*inputs, *others, **constants)

@@ -58,7 +58,7 @@ class TrainingStep:
         super().compile(optimizer=optimizer, jit_compile=False, auto_scale_loss=False, **options)
         self._loss_tracker = None
         in_pieces = jit_compile == "pieces" or (jit_compile == "auto" and pieces.are_faster(self.bert))
-        self.bert.piece = pieces.CompiledPieces() if in_pieces else self.bert.directly
+        self.bert.piece = pieces.compiled_piece if in_pieces else self.bert.directly
         self.compiled_by_xla, self.accumulation = jit_compile is not False and not in_pieces, accumulation
         self.jit_compiled = jit_compile
         with self.distribute_strategy.scope():

@@ -165,18 +165,22 @@ def test_xla_changes_nothing_but_the_rounding(model, how, accumulation):
 def test_wide_layers_are_compiled_in_pieces_and_narrow_ones_and_what_is_computed_twice_as_a_whole(monkeypatch):
     narrow, wide, twice = (new_model(num_hidden_layers=2) for _ in range(3))
     hidden_size = wide.bert.config.hidden_size
+    made, compiled = [], pieces.compiled.__wrapped__
+    monkeypatch.setattr(pieces, "compiled", functools.cache(lambda *what: made.append(compiled(*what)) or made[-1]))
     for model, least in ((narrow, hidden_size + 1), (wide, hidden_size), (twice, hidden_size)):
         monkeypatch.setattr(planning, "WIDE", least)
         model.bert.recompute = model is twice
         model.compile(new_optimizer())
     assert [model.compiled_by_xla for model in (narrow, wide, twice)] == [True, False, True]
-    assert [isinstance(m.bert.piece, pieces.CompiledPieces) for m in (narrow, wide, twice)] == [False, True, False]
+    assert [m.bert.piece is pieces.compiled_piece for m in (narrow, wide, twice)] == [False, True, False]
     expected, history = (fit(model, dataset(), 2) for model in (narrow, wide))
     assert history == {name: pytest.approx(value, rel=1e-4) for name, value in expected.items()}
-    made = wide.bert.piece.made
-    # Attention, sums with their LayerNorms, the activation and the loss: for all layers alike.
+    another = new_model(num_hidden_layers=2)
+    another.compile(new_optimizer())
+    fit(another, dataset(), 1)
+    # Attention, sums with their LayerNorms, the activation and the loss: for all layers, and all models, alike.
     assert len(made) == 4
-    assert all(one.experimental_get_tracing_count() == 1 for both in made.values() for one in both)
+    assert all(one.experimental_get_tracing_count() == 1 for both in made for one in both)
     wide.compile(new_optimizer(), jit_compile=False)
     assert not wide.compiled_by_xla and wide.bert.piece is wide.bert.directly
     with pytest.raises(ValueError, match="jit_compile is 'whole', expected 'auto', 'pieces', True or False"):
