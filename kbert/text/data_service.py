@@ -5,7 +5,9 @@ the same batches in the same order, and makes a group itself where its server do
 that keeps neither order nor place, and cannot run numpy_function, by which a corpus is read.
 """
 
+import sys
 import threading
+import time
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -13,6 +15,7 @@ import tensorflow as tf
 rpc = tf.distribute.experimental.rpc
 CALLS = 4  # to a server at a time, so that its cores have work
 SECONDS = 60  # for a group, which takes a second or two
+SECONDS_ALONE = 600  # in which a server that did not answer is not asked again
 ARGUMENTS = [tf.TensorSpec([], tf.int64), tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.int64)]
 
 
@@ -46,17 +49,28 @@ def served(instances: Callable, about: str, address: str) -> list[Callable]:
         raise ValueError(f"data server {address} has other text or flags: {theirs}, expected {about}")
     local = graph(instances).get_concrete_function()
     specs = tf.nest.map_structure(lambda value: tf.TensorSpec(value.shape, value.dtype), local.structured_outputs)
+    alone_until = [0.0]
+
+    def lost(message: bytes):
+        alone_until[0] = time.monotonic() + SECONDS_ALONE
+        told = f"data server {address} does not answer, groups are made here for {SECONDS_ALONE} s: {message.decode()}"
+        print(told, file=sys.stderr, flush=True)
 
     def call(epoch, numbers, skip):
-        found = client.call("instances", [epoch, numbers, skip], specs)
-
         def made_here():
-            code, message = found.get_error()
-            told = tf.print("data server", address, "does not answer, this group is made here:", code, message)
-            with tf.control_dependencies([told]):
-                return tf.nest.map_structure(tf.identity, local(epoch, numbers, skip))
+            return local(epoch, numbers, skip)
 
-        made = tf.cond(found.is_ok(), found.get_value, made_here)
+        def made_there():
+            found = client.call("instances", [epoch, numbers, skip], specs)
+
+            def instead():
+                with tf.control_dependencies([tf.numpy_function(lost, [found.get_error()[1]], [])]):
+                    return tf.nest.map_structure(tf.identity, made_here())
+
+            return tf.cond(found.is_ok(), found.get_value, instead)
+
+        is_there = tf.numpy_function(lambda: time.monotonic() >= alone_until[0], [], tf.bool)
+        made = tf.cond(tf.ensure_shape(is_there, []), made_there, made_here)
         return tf.nest.map_structure(lambda value, spec: tf.ensure_shape(value, spec.shape), made, specs)
 
     return [call] * CALLS
