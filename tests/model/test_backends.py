@@ -11,15 +11,23 @@ import pytest
 TESTS = pathlib.Path(__file__).parents[1]
 GOLDEN_STEPS = ["steps_as_the_release_does", "is_torchs_adamw", "steps_as_published", "apply_clips_once"]
 
+DROPOUT = [
+    "same_numbers_on_every_backend",
+    "each_draw_and_each_layer",
+    "a_restored_state_draws",
+    "gradients_pass_where",
+]
+
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_outputs_gradients_and_training_are_the_same_under(backend):
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed: pip install {backend}")
     command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider"]
-    command += ["-k", " or ".join(["parity", *GOLDEN_STEPS])]
-    command += [str(TESTS / file) for file in ("model/test_parity.py", "training/test_optimization.py")]
+    command += ["-k", " or ".join(["parity", *GOLDEN_STEPS, *DROPOUT])]
+    files = ("model/test_parity.py", "training/test_optimization.py", "model/test_dropout.py")
+    command += [str(TESTS / file) for file in files]
     environment = os.environ | {"KERAS_BACKEND": backend}
     result = subprocess.run(command, cwd=TESTS.parent, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-1000:]
-    assert f"{25 + len(GOLDEN_STEPS)} passed" in result.stdout
+    assert f"{25 + len(GOLDEN_STEPS) + len(DROPOUT)} passed" in result.stdout

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from kbert.model.dropout import Dropout, random_bits
+from kbert.model.dropout import Dropout, random_bits, random_shorts
 
 
 def zeros_of(x):
@@ -14,6 +14,13 @@ def zeros_of(x):
 def test_an_element_is_dropped_with_the_given_probability(rate):
     dropped = zeros_of(Dropout(rate)(np.ones((200, 500), "float32"), training=True))
     assert abs(dropped.mean() - rate) < 4 * np.sqrt(rate * (1 - rate) / dropped.size)
+
+
+def test_a_seed_draws_the_same_numbers_on_every_backend():
+    # Under TensorFlow what they are was looked at; of an odd length, as two come from each hash.
+    drawn = ops.convert_to_numpy(random_shorts((4, 7, 33), ops.convert_to_tensor([123456789, 5], "int32")))
+    assert (drawn.dtype, drawn.shape, int(drawn.sum(dtype="int64"))) == (np.int16, (4, 7, 33), 656008)
+    assert drawn[0, 0, :6].tolist() == [9510, 29121, 14465, 6595, 5774, 20178]
 
 
 def test_what_is_kept_grows_so_that_the_mean_stays():
