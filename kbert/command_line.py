@@ -10,6 +10,7 @@ import functools
 import io
 import logging
 import os
+import re
 import signal
 import sys
 import sysconfig
@@ -21,6 +22,8 @@ from pathlib import Path
 
 BAD_INPUT = 2
 NO_SPACE = "No space left on device"
+# How TensorFlow tells what Python raised inside a dataset: the file of the last frame, and the message.
+IN_GRAPH = re.compile(r'File "([^"]+)", line \d+, in [^\n]+\n(?:    [^\n]*\n)+\s*ValueError: ([^\n]+)')
 
 
 def run(main: Callable | dict[str, Callable], tensorflow: bool = True) -> None:
@@ -77,17 +80,20 @@ def explain(error: Exception, recipes: Path) -> str | None:
     """One line for an error that the user's input or a full disk caused, None for one that is ours.
 
     Input is at fault when kbert or the recipe itself raised ValueError or OSError, or when an OSError names a file and
-    only the standard library stands between kbert and it.
+    only the standard library stands between kbert and it; in a dataset, too, where TensorFlow tells of it.
     """
     if full := _no_space(error):
         return full
+    ours = (Path(__file__).parent, recipes)
+    if in_graph := IN_GRAPH.findall(str(error)):
+        file, message = in_graph[-1]
+        return message if any(Path(file).is_relative_to(folder) for folder in ours) else None
     if not isinstance(error, ValueError | OSError):
         return None
     files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
     named = isinstance(error, OSError) and error.filename is not None
     while named and files and _in_standard_library(files[-1]):
         files.pop()
-    ours = (Path(__file__).parent, recipes)
     if not files or not any(files[-1].is_relative_to(folder) for folder in ours):
         return None
     return f"{error.strerror}: {error.filename}" if named else str(error)

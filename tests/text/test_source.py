@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from small_corpus import VOCABULARY, text, write_records
 
+from kbert.command_line import explain
 from kbert.text.baselines import baselines, majority_share, unigram_loss
 from kbert.text.masking import Masking
 from kbert.text.pretraining_data import InstanceRule
@@ -30,6 +32,25 @@ def texts(tmp_path):
 def records(tmp_path):
     write_records(tmp_path / "a.tfrecord")
     return tmp_path / "a.tfrecord"
+
+
+def test_text_that_is_cut_short_while_it_is_read_is_told_in_one_line(tmp_path, texts):
+    batches = open_source(tmp_path, texts).batches(8)
+    texts[1].write_bytes(texts[1].read_bytes()[:500])
+    with pytest.raises(tf.errors.InvalidArgumentError) as refused:
+        list(batches.take(2_000))
+    told = f"{texts[1]}: shorter than when it was indexed; it changed during the run"
+    assert explain(refused.value, tmp_path) == told
+
+
+def test_an_error_of_another_in_a_dataset_keeps_its_traceback(tmp_path):
+    def fail():
+        raise ValueError("not kbert's")
+
+    dataset = tf.data.Dataset.range(1).map(lambda _: tf.numpy_function(fail, [], tf.int64))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not kbert's") as failed:
+        list(dataset)
+    assert explain(failed.value, tmp_path) is None
 
 
 @pytest.mark.parametrize("kind", ["texts", "records"])
