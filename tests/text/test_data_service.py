@@ -42,10 +42,10 @@ def test_a_trainer_gets_the_batches_that_it_would_make_also_when_the_server_goes
     monkeypatch.setattr(data_service, "SECONDS", 5)
     process, address = server
     alone, with_server = text_source(tmp_path), text_source(tmp_path)
-    expected = list(alone.batches(16, 7).take(60).as_numpy_iterator())
+    expected = list(alone.batches(16, 7).take(200).as_numpy_iterator())
     with_server.use_servers(7, [address])
     batches = with_server.batches(16, 7, tuple(expected[9]["data_position"].tolist())).as_numpy_iterator()
-    for number in range(10, 60):
+    for number in range(10, 200):
         if number == 30:
             process.kill()
             process.join()
