@@ -56,7 +56,8 @@ def check_rules(layers: LayerRule, optimizer: OptimizerRule, seed: int, restarts
     if restarts < 1:
         raise ValueError(f"--restarts {restarts}: expected at least 1")
     check_numbers(optimizer, seed)
-    check_numbers(optimizer, seed + restarts - 1)
+    if seed + restarts > 2**32:
+        raise ValueError(f"--seed {seed} and --restarts {restarts}: expected seeds up to {2**32 - 1}")
     if not 0 <= optimizer.warmup <= 1:
         raise ValueError(f"--optimizer.warmup {optimizer.warmup}: expected a share from 0 to 1")
     if not 0 < layers.decay <= 1:
@@ -160,7 +161,7 @@ def start_of(
 
 
 def new_search(output: str, encoded, layers: LayerRule, optimizer: OptimizerRule, **given):
-    """A Search on encoded training examples; given: settings, new_model, score, save, best_by, seed and strategy."""
+    """A Search on encoded training examples; given: settings, new_model, score, save, best_by, strategy."""
     from kbert.tasks.batches import COMPILED_MULTIPLE, MULTIPLE, training_batches
     from kbert.training.search import Search
 
@@ -170,7 +171,7 @@ def new_search(output: str, encoded, layers: LayerRule, optimizer: OptimizerRule
         return training_batches(encoded, trial.batch_size, trial.epochs, seed, begin, multiple)
 
     given |= {"optimizer": optimizer.of_adam(layers), "warmup": optimizer.warmup, "xla": optimizer.xla}
-    given |= {"accumulation": optimizer.accumulation}
+    given |= {"accumulation": optimizer.accumulation, "seed": given["settings"]["seed"]}
     return Search(output=Path(output), batches=batches, **given)
 
 

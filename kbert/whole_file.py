@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, also after a kill, a crash or a full disk; files for one process alone."""
+"""Files that a kill, a crash, a full disk or another process leaves whole."""
 
 import contextlib
 import errno

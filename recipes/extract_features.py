@@ -53,7 +53,8 @@ def main(
     trained, tokenizer = kbert.load(model, lower_case=lower_case)
     check_length(sequence_length, trained)
     tell_untrained(trained, sequence_length)
-    layers = layers or tuple(range(-1, -1 - min(USUAL_LAYERS, trained.config.num_hidden_layers), -1))
+    if layers is None:
+        layers = tuple(range(-1, -1 - min(USUAL_LAYERS, trained.config.num_hidden_layers), -1))
     per_token = "piece" if unit == "word" else unit  # a word's vector is its first piece's
     of_layers = {} if unit == "pooled" else {"layers": layers, "mix": mix, "weights": weights}
     call = graph(kbert.BertFeatures(trained.bert, **of_layers, unit=per_token))

@@ -138,19 +138,10 @@ def main(
         found = {name: problem.scores(of, logits_of(trained, encoded[name])) for name, of in problem.dev.items()}
         return {f"{name}_{metric}": value for name, of in found.items() for metric, value in of.items()}
 
-    search = new_search(
-        output,
-        encoded["train"],
-        layers,
-        optimizer,
-        settings=settings,
-        new_model=new_model,
-        score=score,
-        save=lambda best: kbert.save(best, tokenizer, output),
-        best_by=f"{next(iter(problem.dev))}_{problem.metrics[0]}",
-        seed=seed,
-        strategy=replicas,
-    )
+    run = {"settings": settings, "new_model": new_model, "strategy": replicas}
+    run["save"] = lambda best: kbert.save(best, tokenizer, output)
+    best_by = f"{next(iter(problem.dev))}_{problem.metrics[0]}"
+    search = new_search(output, encoded["train"], layers, optimizer, score=score, best_by=best_by, **run)
     best = search_all(search, learning_rates, batch_sizes, epochs, restarts)
     if not is_chief(replicas):
         return

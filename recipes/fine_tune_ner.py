@@ -152,19 +152,12 @@ def main(
     def scores(name: str, tags: list) -> dict:
         return {f"{name}_{metric}": value for metric, value in ner.scores(sets[name], tags).items()}
 
-    search = new_search(
-        output,
-        encoded["train"],
-        layers,
-        optimizer,
-        settings=settings,
-        new_model=new_model,
-        score=lambda trained: scores("dev", tags_of(trained, "dev")),
-        save=lambda best: kbert.save(best, tokenizer, output),
-        best_by="dev_f1",
-        seed=seed,
-        strategy=replicas,
-    )
+    def score(trained) -> dict:
+        return scores("dev", tags_of(trained, "dev"))
+
+    run = {"settings": settings, "new_model": new_model, "strategy": replicas}
+    run["save"] = lambda best: kbert.save(best, tokenizer, output)
+    search = new_search(output, encoded["train"], layers, optimizer, score=score, best_by="dev_f1", **run)
     best = search_all(search, learning_rates, batch_sizes, epochs, restarts)
 
     # Tag and tell.

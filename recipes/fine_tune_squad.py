@@ -149,19 +149,9 @@ def main(
         kbert.save(best, tokenizer, output)
         judge.write(best, Path(output))
 
-    search = new_search(
-        output,
-        encoded,
-        layers,
-        optimizer,
-        settings=settings,
-        new_model=new_model,
-        score=judge.score,
-        save=save,
-        best_by="f1" if version == "1.1" else "best_f1",
-        seed=seed,
-        strategy=replicas,
-    )
+    run = {"settings": settings, "new_model": new_model, "strategy": replicas, "save": save}
+    best_by = "f1" if version == "1.1" else "best_f1"
+    search = new_search(output, encoded, layers, optimizer, score=judge.score, best_by=best_by, **run)
     best = search_all(search, learning_rates, **grid, restarts=restarts)
     if is_chief(replicas):
         report.finish(f"Best: {best.pop('run')}", output, best)

@@ -99,19 +99,12 @@ def main(
     def accuracy(name: str, chosen) -> dict:
         return {f"{name}_accuracy": float((chosen == encoded[name].targets["label_ids"].numpy()).mean())}
 
-    search = new_search(
-        output,
-        encoded["train"],
-        layers,
-        optimizer,
-        settings=settings,
-        new_model=new_model,
-        score=lambda trained: accuracy("dev", chosen_by(trained, "dev")),
-        save=lambda best: kbert.save(best, tokenizer, output),
-        best_by="dev_accuracy",
-        seed=seed,
-        strategy=replicas,
-    )
+    def score(trained) -> dict:
+        return accuracy("dev", chosen_by(trained, "dev"))
+
+    run = {"settings": settings, "new_model": new_model, "strategy": replicas}
+    run["save"] = lambda best: kbert.save(best, tokenizer, output)
+    search = new_search(output, encoded["train"], layers, optimizer, score=score, best_by="dev_accuracy", **run)
     best = search_all(search, learning_rates, batch_sizes, epochs, restarts)
 
     # Choose and tell.

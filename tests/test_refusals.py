@@ -110,7 +110,7 @@ def test_a_folder_that_holds_something_is_not_written_into_and_a_format_without_
         ("--optimizer.warmup 2", "--optimizer.warmup 2.0: expected a share from 0 to 1"),
         ("--learning-rates inf", "--learning-rates inf: expected different numbers above 0"),
         ("--seed 4294967296", "--seed 4294967296: expected 0 to 4294967295"),
-        ("--seed 4294967295 --restarts 2", "--seed 4294967296: expected 0 to 4294967295"),
+        ("--seed 4294967295 --restarts 2", "--seed 4294967295 and --restarts 2: expected seeds up to 4294967295"),
         ("--restarts 0", "--restarts 0: expected at least 1"),
         ("--optimizer.clip-norm 0", "--optimizer.clip-norm 0.0: expected a number above 0"),
         ("--optimizer.weight-decay -1", "--optimizer.weight-decay -1.0: expected a number, 0 or more"),

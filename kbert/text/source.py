@@ -37,7 +37,7 @@ class Source:
     """What both kinds have in common; each has `batches(batch_size, seed, position)`, endless."""
 
     def sample(self, instances: int, batch_size: int, seed: int = 1) -> tf.data.Dataset:
-        """The first whole batches that hold so many instances: the same every time, made once, their number known."""
+        """The first whole batches that hold so many instances, their number known; made once and kept in memory."""
         batches = -(-instances // batch_size)
         dataset = self.batches(batch_size, seed).take(batches)
         return dataset.cache().apply(tf.data.experimental.assert_cardinality(batches))

@@ -147,9 +147,9 @@ class LeaveToGoOn(keras.callbacks.Callback):
 class Evaluate(AtIntervals):
     """Writes to `held_out` the means over held-out batches, and to `baseline` the numbers to beat.
 
-    `values` is what the last evaluation gave; `show` gets it as a line of text. The batches are kept in memory: they
-    are the same every time. Who asks a run to stop need not wait for the end of an evaluation: it is made when the run
-    goes on (but at the end of training, and where several processes evaluate together).
+    `values` is what the last evaluation gave; `show` gets it as a line of text. Who asks a run to stop need not wait
+    for the end of an evaluation: it is made when the run goes on (but at the end of training, and where several
+    processes evaluate together).
     """
 
     def __init__(
@@ -161,10 +161,7 @@ class Evaluate(AtIntervals):
         show: Callable[[str], None] = lambda line: None,
     ):
         super().__init__(every)
-        self.events, self.values, self.baselines, self.show = events, {}, baselines or {}, show
-        dataset = dataset.cache()
-        batches = dataset.reduce(np.int64(0), lambda count, _: count + 1)
-        self.dataset = dataset.apply(tf.data.experimental.assert_cardinality(batches))
+        self.dataset, self.events, self.values, self.baselines, self.show = dataset, events, {}, baselines or {}, show
 
     def on_train_begin(self, logs=None):
         if self.events.checkpoint.to_evaluate:

@@ -48,6 +48,11 @@ def lower_case(directory: Path, told: bool | None) -> bool:
     return written if told is None else told
 
 
+def trained_length(limit, positions: int) -> int | None:
+    """A tokenizer's limit, where it is below the number of positions; huge numbers stand for none."""
+    return limit if isinstance(limit, int) and 0 < limit < positions else None
+
+
 def check_vocabulary(where, tokenizer, config: BertConfig) -> None:
     """Raises ValueError if the vocabulary has another size than the model."""
     if tokenizer.vocab_size != config.vocab_size:

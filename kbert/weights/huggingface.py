@@ -113,7 +113,9 @@ def read(directory, lower_case: bool | None = None) -> tuple:
             raise ValueError(f"{path}: {name} is {fields[name]!r}; expected {expected!r}")
     values = read_weights(directory)
     config = config_of(fields, path, pooler="bert.pooler.dense.weight" in values)
-    config = replace(config, sequence_length=trained_length(directory, config.max_position_embeddings))
+    path_of_limit = directory / "tokenizer_config.json"
+    limit = folder.read_json(path_of_limit).get("model_max_length") if path_of_limit.exists() else None
+    config = replace(config, sequence_length=folder.trained_length(limit, config.max_position_embeddings))
     tokenizer = read_tokenizer(directory, lower_case)
     folder.check_vocabulary(directory, tokenizer, config)
     task = task_in(fields, values, path)
@@ -133,13 +135,6 @@ def config_of(fields: dict, path: Path, pooler: bool) -> BertConfig:
         raise ValueError(f"{path}: hidden_act is {taken['hidden_act']!r}; expected one of {', '.join(ACTIVATIONS)}")
     taken["hidden_act"] = ACTIVATIONS[taken.get("hidden_act", "gelu")]
     return BertConfig.from_dict(taken | {"pooler": pooler}, source=str(path))
-
-
-def trained_length(directory: Path, positions: int) -> int | None:
-    """The tokenizer's limit, where it has one below the number of positions."""
-    path = directory / "tokenizer_config.json"
-    limit = folder.read_json(path).get("model_max_length") if path.exists() else None
-    return limit if isinstance(limit, int) and 0 < limit < positions else None
 
 
 def task_in(fields: dict, values: dict, path: Path) -> dict:

@@ -101,7 +101,7 @@ def read(directory, lower_case: bool | None = None) -> tuple:
     backbone = getattr(theirs, "backbone", theirs)
     fields = {ours: getattr(backbone, name) for name, ours in FIELDS.items()} | ENCODER
     fields |= dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), backbone.dropout)
-    fields["sequence_length"] = trained_length(str(directory), fields["max_position_embeddings"])
+    fields["sequence_length"] = folder.trained_length(limit_of(str(directory)), fields["max_position_embeddings"])
     config = BertConfig.from_dict(fields, source=str(directory))
     model = new_model(config, task_in(theirs, directory), directory)
     if lower_case not in (None, tokenizer.lowercase):
@@ -121,15 +121,13 @@ def kind_of(preset: str) -> str | None:
     return OLD_KINDS.get(kind, kind)
 
 
-def trained_length(preset: str, positions: int) -> int | None:
-    """What a preset's preprocessor makes of a text, where that is less than there are positions."""
+def limit_of(preset: str) -> int | None:
+    """How many tokens a preset's preprocessor makes of a text."""
     from keras_hub.src.utils.preset_utils import PREPROCESSOR_CONFIG_FILE, check_file_exists, get_file
 
     if not check_file_exists(preset, PREPROCESSOR_CONFIG_FILE):
         return None
-    settings = folder.read_json(Path(get_file(preset, PREPROCESSOR_CONFIG_FILE))).get("config", {})
-    limit = settings.get("sequence_length")
-    return limit if isinstance(limit, int) and 0 < limit < positions else None
+    return folder.read_json(Path(get_file(preset, PREPROCESSOR_CONFIG_FILE))).get("config", {}).get("sequence_length")
 
 
 def task_in(theirs, directory) -> dict:

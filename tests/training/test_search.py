@@ -122,7 +122,7 @@ def test_the_rules_of_a_recipe_reach_the_model(tmp_path, xla):
     model = tiny_run.BertPretrainer(tiny_run.new_model().config)
     model.fit = Mock(side_effect=Stop)
     rule = OptimizerRule(xla=xla, accumulation=2, warmup=0.5, clip_norm=0.25, weight_decay=0.125, bias_correction=False)
-    given = {"settings": {}, "new_model": lambda: model, "score": None, "save": None, "best_by": "score"}
+    given = {"settings": {"seed": 1}, "new_model": lambda: model, "score": None, "save": None, "best_by": "score"}
     search = new_search(tmp_path, [], LayerRule(decay=0.5), rule, **given)
     search.batches = lambda trial, seed, begin: range(BATCHES * trial.epochs)
     with pytest.raises(Stop):
