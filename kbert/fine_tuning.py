@@ -110,18 +110,16 @@ def tell_untrained(start, sequence_length: int) -> None:
         report.CONSOLE.print(f"{told}: its position vectors beyond that may be random", highlight=False, soft_wrap=True)
 
 
-def settings_of(layers: LayerRule, optimizer: OptimizerRule, devices: DeviceRule) -> dict:
-    """The rules as a run's settings: what changes more than last bits and dropout's masks."""
-    rules = {"layers": layers, "optimizer": optimizer}
-    settings = {f"{group}.{name}": value for group, rule in rules.items() for name, value in asdict(rule).items()}
-    del settings["optimizer.accumulation"]
-    return settings | {"precision": devices.precision}
-
-
 def start_of(
-    model: str, lower_case: bool | None, sequence_length: int, head: Callable, layers: LayerRule, devices: DeviceRule
+    model: str,
+    lower_case: bool | None,
+    sequence_length: int,
+    head: Callable,
+    layers: LayerRule,
+    optimizer: OptimizerRule,
+    devices: DeviceRule,
 ) -> tuple:
-    """The tokenizer of a start, a function that makes the model of a run, and a run's settings that tell of the start.
+    """The tokenizer of a start, a function that makes the model of a run, and a run's settings: the start, the rules.
 
     The model is head(Bert, dropout=...) with the start's weights. A head that reads the pooled output gets a new pooler
     where the start has none, and that is printed; so is that the start was trained on shorter sequences. Raises
@@ -135,7 +133,10 @@ def start_of(
 
     start, tokenizer = load(model, lower_case=lower_case)
     check_length(sequence_length, start)
-    settings = {"start": digest(start), "vocabulary": tokenizer.digest}
+    settings = {"start": digest(start), "vocabulary": tokenizer.digest, "precision": devices.precision}
+    # What changes more than last bits and dropout's masks.
+    settings |= {f"layers.{name}": value for name, value in asdict(layers).items()}
+    settings |= {f"optimizer.{name}": value for name, value in asdict(optimizer).items() if name != "accumulation"}
     count = start.config.num_hidden_layers
     if min(layers.frozen, layers.reinitialized) < 0 or layers.frozen + layers.reinitialized > count:
         told = f"{layers.frozen} layers frozen and {layers.reinitialized} drawn anew"

@@ -62,6 +62,21 @@ def locked(file) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def one_at_a_time(folder) -> Iterator[None]:
+    """A block that one process is in for a folder; others wait, where the file system has locks."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+        yield
+    finally:
+        os.close(number)
+
+
 def refuse_to_replace(inputs: Iterable, outputs: Iterable[Path]) -> None:
     """Raises ValueError if a file that will be written is one that is read; inputs may be None."""
     read = {Path(path).resolve() for path in inputs if path}

@@ -7,6 +7,7 @@ Times are medians of rounds in turn, and ratios those of the median round: compa
 """
 
 import json
+import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +16,7 @@ from typing import Literal
 
 from kbert import report
 from kbert.benchmark import jobs
-from kbert.benchmark.rounds import System, in_turn
+from kbert.benchmark.rounds import GROWING, System, in_turn
 from kbert.benchmark.tables import Work, tell
 from kbert.command_line import import_tensorflow, run
 from kbert.config import BertConfig
@@ -115,7 +116,7 @@ def inference(
     """
     check(turns)
     check_texts(texts, model)
-    import_tensorflow()
+    begin()
     import numpy as np
 
     with tempfile.TemporaryDirectory() as folder:
@@ -155,17 +156,17 @@ def serving(
         texts: a file whose first lines are asked.
         model: any folder that kbert.load knows; its encoder gets a new classifier.
         batch_size: texts at once.
-        sequence_length: the most tokens of a text at the peers; kbert cuts at the model's positions.
+        sequence_length: the most tokens of a text.
         turns: who takes part and how often.
     """
     check(turns)
     check_texts(texts, model)
-    import_tensorflow()
+    begin()
     import kbert
 
     lines = jobs.first_lines(texts, batch_size)
     with tempfile.TemporaryDirectory() as folder:
-        classifier, tokenizer = jobs.write_model(Path(folder), model, "tiny", labels=2)
+        classifier, tokenizer = jobs.write_model(Path(folder), model, "tiny", 2, sequence_length)
         saved_model = kbert.export(classifier, tokenizer, Path(folder) / "saved_model")
         job = {"folder": folder, "saved_model": saved_model, "texts": lines, "sequence_length": sequence_length}
         systems = [
@@ -236,7 +237,7 @@ def fine_tuning(
         turns: who takes part and how often.
     """
     check(turns)
-    import_tensorflow()
+    begin()
     import numpy as np
 
     from kbert.tasks import classification
@@ -278,6 +279,12 @@ def lengths_of(tokenizer, examples: Sequence) -> list[int]:
     if examples[0].text_b is not None:
         lengths = lengths + tokenizer([one.text_b for one in examples]).row_lengths().numpy() + 1
     return lengths.tolist()
+
+
+def begin() -> None:
+    """Imports TensorFlow; of a GPU's memory this process takes what it needs alone, as the systems do."""
+    os.environ.update(GROWING)
+    import_tensorflow()
 
 
 def check(turns: TurnRule) -> None:

@@ -5,7 +5,6 @@
 The export is loaded again and asked once before the recipe ends; a BERT Mini takes 15 s of one core.
 """
 
-import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,6 +15,8 @@ BLANKS = "The [MASK] of the list is [MASK]."
 # What each input of a signature is asked with at the end.
 EXAMPLES = {
     "text": ["The cat in the box was a surprise."],
+    "text_a": ["She opened the box."],
+    "text_b": ["A cat jumped out."],
     "question": ["What is in the box?"],
     "passage": ["There is a cat in the box."],
     "context": ["She opened the box."],
@@ -61,26 +62,28 @@ def main(
         lower_case: whether the vocabulary is an uncased one, where the model does not say.
         vectors: vectors as the answer, whatever the model was trained for.
     """
-    if not re.fullmatch(r"[\w-][\w.-]*", name):
-        raise ValueError(f"--name is {name!r}, expected letters, digits, '_', '-' and '.', no folders")
     if vectors.unit is None and vectors != VectorFlags():
         raise ValueError("--vectors says which vectors are the answer; expected --vectors.unit beside it")
     import kbert
     from kbert import report
-    from kbert.serving.export import models_config
+    from kbert.serving.export import check_name, models_config
     from kbert.serving.warm_up import is_possible
-    from kbert.whole_file import write_whole
+    from kbert.whole_file import one_at_a_time, write_whole
 
+    check_name(name)
     trained, tokenizer = kbert.load(model, lower_case=lower_case)
     if vectors.unit is not None:
         trained = kbert.BertFeatures(trained.bert, **asdict(vectors))
     options = {name: value for name, value in (("k", k), ("threshold", threshold)) if value is not None}
-    for flag, kind in (("k", "BertPretrainer"), ("threshold", "BertSpanPredictor")):
-        if flag in options and type(trained).__name__ != kind:
-            raise ValueError(f"--{flag} {options[flag]}: expected a {kind}, {model} is a {type(trained).__name__}")
+    kind = type(trained).__name__
+    fits = {"k": "masked_lm_loss" in trained.loss_names, "threshold": kind == "BertSpanPredictor"}
+    for flag, expected in (("k", "BertPretrainer with masked LM"), ("threshold", "BertSpanPredictor")):
+        if flag in options and not fits[flag]:
+            raise ValueError(f"--{flag} {options[flag]}: expected a {expected}, {model} is a {kind}")
     with report.CONSOLE.status("Writing the SavedModel"):
         path = kbert.export(trained, tokenizer, Path(output) / name, **options)
-    write_whole(Path(output) / "models.config", models_config(output).encode())
+    with one_at_a_time(output):
+        write_whole(Path(output) / "models.config", models_config(output).encode())
     signatures, asked, answer = ask(path)
 
     size = sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())

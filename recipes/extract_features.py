@@ -47,7 +47,11 @@ def main(
     from kbert import report
     from kbert.tasks import vectors
 
-    if Path(output).suffix.lower() == ".npz" and (count := sum(1 for _ in vectors.lines(input))) > vectors.MOST_ARRAYS:
+    npz = Path(output).suffix.lower() == ".npz"
+    if npz and os.path.exists(input) and not os.path.isfile(input):  # its lines can be read once
+        told = "is no file whose lines can be counted; expected .tfrecord or .jsonl"
+        raise ValueError(f"--output {output}: {input} {told}")
+    if npz and (count := sum(1 for _ in vectors.lines(input))) > vectors.MOST_ARRAYS:
         told = f"an .npz has at most {vectors.MOST_ARRAYS} texts; expected .tfrecord or .jsonl"
         raise ValueError(f"--output {output}: {input} has {count} lines, {told}")
     trained, tokenizer = kbert.load(model, lower_case=lower_case)

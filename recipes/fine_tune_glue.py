@@ -23,7 +23,6 @@ from kbert.fine_tuning import (
     check_rules,
     new_search,
     search_all,
-    settings_of,
     start_of,
 )
 
@@ -123,13 +122,12 @@ def main(
     parts = replicas.num_replicas_in_sync * optimizer.accumulation
     check_grid(learning_rates, batch_sizes, epochs, parts)
     of_start = (model, reading.lower_case, sequence_length)
-    tokenizer, new_model, settings = start_of(*of_start, head_of(problem, loss), layers, devices)
+    tokenizer, new_model, settings = start_of(*of_start, head_of(problem, loss), layers, optimizer, devices)
     encoded = encode_all(problem, tokenizer, sequence_length)
     check_rows(batch_sizes, encoded["train"])
     settings |= {"examples": digest(problem.labelled), "labels": problem.labels}
     settings |= {"metrics": problem.metrics, "kind": problem.kind}
     settings |= {"sequence_length": sequence_length, "seed": seed, "class_weights": loss.class_weights}
-    settings |= settings_of(layers, optimizer, devices)
     begin_run(output, settings, replicas)
     report.table("Fine-tuning", facts_of(problem, encoded))
 

@@ -19,7 +19,6 @@ from kbert.fine_tuning import (
     check_rules,
     new_search,
     search_all,
-    settings_of,
     start_of,
 )
 from kbert.whole_file import refuse_to_replace
@@ -30,7 +29,7 @@ class ReadingRule:
     """How files and vocabulary are read.
 
     Args:
-        separator: what parts the columns; by default tabs where a line has any, else white space.
+        separator: what parts the columns; by default tabs where a line has any, else spaces.
         word: column of the word, from 0; negative from the end.
         tag: column of the tag.
         lower_case: whether the vocabulary is an uncased one, where the model does not say.
@@ -135,13 +134,14 @@ def main(
     if head == "bilstm" and features.frozen and (layers.frozen, layers.reinitialized, layers.decay) != (0, 0, 1.0):
         raise ValueError("--layers: the BERT that a BiLSTM reads does not learn; expected --features.no-frozen too")
     new_head = head_of(labels, features if head == "bilstm" else None)
-    tokenizer, new_model, settings = start_of(model, reading.lower_case, sequence_length, new_head, layers, devices)
+    tokenizer, new_model, settings = start_of(
+        model, reading.lower_case, sequence_length, new_head, layers, optimizer, devices
+    )
     encoded = {name: ner.encode(of, tokenizer, labels, sequence_length, context) for name, of in sets.items()}
     check_rows(batch_sizes, encoded["train"])
     settings |= {"labels": labels, "sequence_length": sequence_length, "context": context, "seed": seed}
     settings |= {"sets": digest({name: sets[name] for name in ("train", "dev")})}  # not test, which changes no run
     settings |= {"features": asdict(features)} if head == "bilstm" else {}
-    settings |= settings_of(layers, optimizer, devices)
     begin_run(output, settings, replicas)
     report.table("Fine-tuning", facts_of(sets, encoded, labels))
 

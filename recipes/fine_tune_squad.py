@@ -20,7 +20,6 @@ from kbert.fine_tuning import (
     check_rules,
     new_search,
     search_all,
-    settings_of,
     start_of,
 )
 
@@ -132,12 +131,11 @@ def main(
     check_grid(learning_rates, **grid, parts=parts)
     rule, answer_rule = rules(windows, answers, version)
     of_start = (model, windows.lower_case, windows.sequence_length)
-    tokenizer, new_model, settings = start_of(*of_start, kbert.BertSpanPredictor, layers, devices)
+    tokenizer, new_model, settings = start_of(*of_start, kbert.BertSpanPredictor, layers, optimizer, devices)
     encoded = squad.encode(learned, tokenizer, rule, with_targets=True)
     check_rows(grid["batch_sizes"], encoded)
     judge = Judge(asked, squad.encode(asked, tokenizer, rule), rule, answer_rule)
     settings |= {"examples": squad.digest(learned), "dev": squad.digest(asked), "version": version, "seed": seed}
-    settings |= settings_of(layers, optimizer, devices)
     settings |= {f"windows.{name}": value for name, value in rule._asdict().items()}
     settings |= {f"answers.{name}": value for name, value in answer_rule._asdict().items()}
     begin_run(output, settings, replicas)

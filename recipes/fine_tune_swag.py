@@ -17,7 +17,6 @@ from kbert.fine_tuning import (
     check_rules,
     new_search,
     search_all,
-    settings_of,
     start_of,
 )
 
@@ -82,11 +81,11 @@ def main(
     parts = replicas.num_replicas_in_sync * optimizer.accumulation
     check_grid(learning_rates, batch_sizes, epochs, parts)
     of_start = (model, lower_case, sequence_length)
-    tokenizer, new_model, settings = start_of(*of_start, kbert.BertMultipleChoice, layers, devices)
+    tokenizer, new_model, settings = start_of(*of_start, kbert.BertMultipleChoice, layers, optimizer, devices)
     encoded = {name: swag.encode(of, tokenizer, sequence_length) for name, of in sets.items()}
     check_rows(batch_sizes, encoded["train"])
     settings |= {"sets": digest({name: sets[name] for name in ("train", "dev")})}  # not test, which changes no run
-    settings |= {"sequence_length": sequence_length, "seed": seed, **settings_of(layers, optimizer, devices)}
+    settings |= {"sequence_length": sequence_length, "seed": seed}
     begin_run(output, settings, replicas)
     facts = {f"{name}: choices": len(one.lengths) for name, one in encoded.items()}
     facts |= {f"{name}: sequences longer than {sequence_length}, cut": one.truncated for name, one in encoded.items()}

@@ -38,6 +38,7 @@ def main(
     from kbert import report
     from kbert.text import vocabulary
     from kbert.text.documents import expand_paths
+    from kbert.whole_file import write_whole
 
     # Read: everything that can be refused is looked at before long work begins.
     if output.is_dir():
@@ -49,19 +50,21 @@ def main(
     output.parent.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
     with report.progress("Counting words") as progress:
-        words = vocabulary.count_words(lines_of(files, bad_text, progress), lower_case)
+        skipped = {}
+        words = vocabulary.count_words(lines_of(files, bad_text, skipped, progress), lower_case)
 
     # Learn and save.
     with report.CONSOLE.status("Learning pieces"):
         pieces = vocabulary.learn_from_words(words, size)
-    vocabulary.write(output, pieces)
-    facts = {"files": len(files), **coverage(pieces, words), "seconds": round(time.perf_counter() - started, 1)}
+    write_whole(output, vocabulary.content(pieces))
+    facts = {"files": len(files), **{name: count for name, count in skipped.items() if count}}
+    facts |= {**coverage(pieces, words), "seconds": round(time.perf_counter() - started, 1)}
     report.table(f"{output}", facts)
     if len(pieces) < size:
         print(f"note: {len(pieces)} pieces instead of {size}: the text has no more that occur twice")
 
 
-def lines_of(files: list[str], bad_text: str, progress):
+def lines_of(files: list[str], bad_text: str, skipped: dict[str, int], progress):
     """The lines of all files; a file that is compressed may run ahead of its bar."""
     from kbert.text.documents import lines
 
@@ -69,7 +72,7 @@ def lines_of(files: list[str], bad_text: str, progress):
     done = 0
     for file, size in zip(files, sizes, strict=True):
         read = shown = 0
-        for line in lines([file], bad_text):
+        for line in lines([file], bad_text, skipped):
             read += len(line) + 1
             if read - shown > 1 << 20:
                 shown = read

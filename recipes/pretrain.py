@@ -8,6 +8,7 @@ next sentences 66.5% (majority 55.0%).
 """
 
 import os
+import string
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -192,6 +193,7 @@ def main(
         first, tokenizer = kbert.load(start, lower_case=text.lower_case)
     else:
         first, tokenizer = None, kbert.WordPiece(vocabulary, lower_case=text.lower_case is not False)
+        check_case(vocabulary, set(tokenizer.vocabulary), text.lower_case)
         size = size or "tiny"
     rule = new_instance_rule(sequence_length, objectives, masking)
     config = new_config(first, size, tokenizer, rule, optimizer.dropout)
@@ -296,6 +298,16 @@ def check_start(start: str | None, vocabulary: str | None, size: str | None) -> 
     for name, value in (("vocabulary", vocabulary), ("size", size)):
         if start is not None and value is not None:
             raise ValueError(f"--{name} {value}: the start {start} brings its own; expected one of both flags")
+
+
+def check_case(path: str, pieces: set[str], lower_case: bool | None) -> None:
+    """Raises ValueError for a vocabulary with capitals where nothing says so, and for one without where it is said."""
+    capitals, others = (pieces.intersection(letters) for letters in (string.ascii_uppercase, string.ascii_lowercase))
+    if lower_case is None and capitals:
+        raise ValueError(f"--vocabulary {path}: it has capitals; expected --text.lower-case, False for a cased one")
+    if lower_case is False and others and not capitals:
+        told = f"{path} has no capitals, and every word with one would be [UNK]"
+        raise ValueError(f"--text.lower-case False: {told}; expected a cased vocabulary")
 
 
 def new_instance_rule(sequence_length: int, objectives: str, masking: MaskingRule):

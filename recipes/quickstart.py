@@ -5,6 +5,7 @@ library of a paragraph 58% from the pre-trained weights and 44% from scratch aft
 """
 
 import csv
+import json
 import subprocess
 import sys
 import time
@@ -58,14 +59,24 @@ def main(
         seed: of every random choice.
     """
     from kbert import report
+    from kbert.serving.export import check_name
     from kbert.text import embedded_corpus
+    from kbert.whole_file import write_whole
 
+    # What the recipes would refuse after minutes.
+    check_name(name)
+    for flag, number in (("steps", steps), ("fine-tuning-steps", fine_tuning_steps)):
+        if number < 1:
+            raise ValueError(f"--{flag} {number}: expected at least 1")
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"--seed {seed}: expected 0 to {2**32 - 1}")
     begin, folder = time.perf_counter(), Path(output)
     corpus, model = folder / "corpus", folder / "model"
-    if not (folder / "classification" / "test.tsv").exists():
+    if not (folder / "corpus.json").exists():
         with report.progress("Reading documentation strings") as progress:
-            summary = embedded_corpus.write(folder, progress=progress)
-        report.table("Corpus", {**vars(summary), "labels": ", ".join(summary.labels)})
+            summary = vars(embedded_corpus.write(folder, progress=progress))
+        write_whole(folder / "corpus.json", json.dumps(summary, indent=1).encode())  # the sign that all is there
+        report.table("Corpus", {**summary, "labels": ", ".join(summary["labels"])})
 
     if not (folder / "vocab.txt").exists():
         call("learn_vocabulary", {"corpus": corpus / "train", "size": VOCABULARY_SIZE, "output": folder / "vocab.txt"})
@@ -76,8 +87,6 @@ def main(
     scores = {start: fine_tune(folder, model, start, fine_tuning_steps, seed) for start in starts}
     call("export", {"model": model, "name": name})
     answers = fill_blanks(model)
-
-    import json
 
     numbers = json.loads((model / "metrics.json").read_text(encoding="utf-8"))
     numbers |= {f"accuracy, {start}": score for start, score in scores.items()}

@@ -17,6 +17,8 @@ def bad_files(folder, monkeypatch):
     (folder / "binary").write_bytes(b"ELF\0\1")
     (folder / "latin.txt").write_bytes("café. Next.".encode("latin-1"))
     (folder / "nomask.txt").write_text("\n".join(p for p in VOCABULARY if p != "[MASK]") + "\n")
+    for name, letter in (("cased.txt", "A"), ("uncased.txt", "a")):
+        (folder / name).write_text("\n".join([*VOCABULARY, letter]) + "\n")
     (folder / "other").mkdir(exist_ok=True)
     (folder / "other" / "run.json").write_text('{"seed": 9}')
     monkeypatch.chdir(folder)
@@ -53,6 +55,11 @@ def test_bad_input_ends_with_status_2_and_one_line(bad_files, change, message):
         ("--corpus binary", "binary: byte 3: a zero byte: the file is binary"),
         ("--corpus latin.txt", "latin.txt: byte 3: 0xe9 is not valid UTF-8"),
         ("--vocabulary nomask.txt", "[MASK]"),
+        ("--vocabulary cased.txt", "--vocabulary cased.txt: it has capitals; expected --text.lower-case, False for"),
+        (
+            "--vocabulary uncased.txt --text.lower-case False",
+            "uncased.txt has no capitals, and every word with one would be [UNK]",
+        ),
         ("--held-out books/train", "books/train/0.txt is trained on too; expected text that --corpus does not have"),
         ("--held-out copies", "--held-out: copies is the text that is trained on; expected other"),
         ("--seed -1", "--seed -1: expected 0 to 4294967295"),
@@ -205,6 +212,22 @@ def test_what_these_recipes_cannot_do_is_refused(folder, start, monkeypatch, nam
     }
     refuse(name, f"--model {start} {files[name]} {change}", message)
     assert not Path("not_tuned.npz").exists()
+
+
+def test_vectors_of_a_pipe_go_to_what_needs_no_count(folder, start, monkeypatch):
+    monkeypatch.chdir(folder)
+    refuse(
+        "extract_features",
+        f"--model {start} --input /dev/null --output not_tuned.npz",
+        "/dev/null is no file whose lines can be counted; expected .tfrecord or .jsonl",
+    )
+
+
+@pytest.mark.parametrize("change", ["--name a/b", "--steps 0", "--fine-tuning-steps 0", "--seed -1"])
+def test_a_journey_that_would_end_on_the_way_is_refused(folder, monkeypatch, change):
+    monkeypatch.chdir(folder)
+    refuse("quickstart", f"--output journey {change}", change.split()[0])
+    assert not Path("journey").exists()
 
 
 def test_more_texts_than_a_list_of_contents_should_hold_are_refused(folder, start, monkeypatch):

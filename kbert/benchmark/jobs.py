@@ -41,10 +41,11 @@ def operations_of_encoder(config: BertConfig, lengths: Sequence[int]) -> int:
     return sum(product.operations for length in lengths for product in planning.products(config, 1, length, 0))
 
 
-def write_model(folder: Path, start: str | None, size: str, labels: int = 0):
+def write_model(folder: Path, start: str | None, size: str, labels: int = 0, sequence_length: int | None = None):
     """An encoder, with a new classifier on it if labels are given, in Hugging Face's format; the model, the tokenizer.
 
-    start: any folder that kbert.load knows; None: random weights of a published size.
+    start: any folder that kbert.load knows; None: random weights of a published size. sequence_length: the most tokens
+    of a text to the classifier. Raises ValueError where it has not so many positions.
     """
     from kbert.model.bert import Bert
     from kbert.model.fine_tuning import BertClassifier
@@ -62,7 +63,8 @@ def write_model(folder: Path, start: str | None, size: str, labels: int = 0):
         model, tokenizer = BertPretrainer(config), WordPiece(pieces)
     encoder = without_heads(model)
     if labels:
-        model = BertClassifier(Bert(replace(encoder.config, pooler=True)), labels)
+        config = replace(encoder.config, pooler=True, sequence_length=sequence_length)
+        model = BertClassifier(Bert(config), labels)
         take_over(model, encoder)
     else:
         model = encoder

@@ -212,9 +212,10 @@ class Bert(keras.layers.Layer):
     `token_places` [T], where in [B * S] the tokens are, attention alone computes anything for padding, whose vectors
     then are those of other tokens. Other features are ignored.
     Returns a dict: `sequence_output` [B, S, H]; `pooled_output` [B, H], or [B, N, H] with `cls_positions`, if the
-    config has a pooler; on request `all_layer_outputs`, L + 1 of [B, S, H] that begin with the embedding output, and
-    `attention_probabilities`, L of [B, A, S, S] in float32, before dropout. With `pooled_only` `pooled_output` alone,
-    for less: the last layer then is computed for the vectors that the pooler reads.
+    config has a pooler, which reads each sequence's [CLS], or its last token where the config is causal; on request
+    `all_layer_outputs`, L + 1 of [B, S, H] that begin with the embedding output, and `attention_probabilities`, L of
+    [B, A, S, S] in float32, before dropout. With `pooled_only` `pooled_output` alone, for less: the last layer then is
+    computed for the vectors that the pooler reads.
     With `recompute` set, training keeps the outputs of the layers alone and computes the rest again for the gradient.
     `piece` is how training computes what is between two products.
     Raises ValueError for sequences longer than the config's max_position_embeddings.
@@ -253,17 +254,17 @@ class Bert(keras.layers.Layer):
             attentions.append(probabilities)
         if pooled_only:
             x = layer_outputs[-1]
-            first = self.first(tokens.laid_out(x) if tokens else x, features)
-            mask = mask if mask.shape[2] == 1 else self.first(mask[:, 0], features)[:, None]  # [B, 1, 1 or N, S]
-            first, _ = self.encoder_layers[-1](x, mask, first, tokens=tokens, training=training)
-            return {"pooled_output": self.pooled(first, features)}
+            asking = self.of_sequences(tokens.laid_out(x) if tokens else x, features)
+            mask = mask if mask.shape[2] == 1 else self.of_sequences(mask[:, 0], features)[:, None]  # [B, 1, 1 or N, S]
+            found, _ = self.encoder_layers[-1](x, mask, asking, tokens=tokens, training=training)
+            return {"pooled_output": self.pooled(found, features)}
 
         if tokens:
             wanted = layer_outputs if output_all_layers else layer_outputs[-1:]
             layer_outputs = [tokens.laid_out(x) for x in wanted]
         outputs = {"sequence_output": layer_outputs[-1]}
         if self.config.pooler:
-            outputs["pooled_output"] = self.pooled(self.first(layer_outputs[-1], features), features)
+            outputs["pooled_output"] = self.pooled(self.of_sequences(layer_outputs[-1], features), features)
         if output_all_layers:
             outputs["all_layer_outputs"] = layer_outputs
         if output_attentions:
@@ -280,11 +281,24 @@ class Bert(keras.layers.Layer):
             ids = map(tokens.taken, ids)
         return self.embeddings(*ids, training=training)
 
-    def first(self, x, features):  # [B, S, H] -> [B, N, H], where each sequence's [CLS] stands; N is 1 by default
-        return gather_positions(x, features["cls_positions"]) if "cls_positions" in features else x[:, :1]
+    def of_sequences(self, x, features):
+        """What the pooler reads, [B, S, H] -> [B, N, H]; N is 1 by default.
 
-    def pooled(self, first, features):  # [B, N, H] -> [B, H] or [B, N, H]
-        return self.pooler(first if "cls_positions" in features else first[:, 0])
+        The vector of each sequence's [CLS]; where that sees nothing but itself, of the last token, which sees all.
+        """
+        starts = features.get("cls_positions")
+        if not self.config.causal:
+            return x[:, :1] if starts is None else gather_positions(x, starts)
+        mask = ops.cast(features["input_mask"], "int32")
+        if starts is None:
+            return gather_positions(x, ops.maximum(ops.sum(mask, axis=1, keepdims=True) - 1, 0))
+        ids = features["sequence_ids"]
+        own = ids[:, None, :] == ops.take_along_axis(ids, starts, axis=1)[:, :, None]  # [B, N, S]
+        lengths = ops.sum(ops.cast(own, "int32") * mask[:, None, :], axis=2)
+        return gather_positions(x, starts + ops.maximum(lengths - 1, 0))
+
+    def pooled(self, vectors, features):  # [B, N, H] -> [B, H] or [B, N, H]
+        return self.pooler(vectors if "cls_positions" in features else vectors[:, 0])
 
     def attention_mask(self, features):
         """What is added to attention scores, 0 where a token may look and -10000 where not, [B, 1, 1 or S, S]."""

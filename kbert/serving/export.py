@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -13,6 +14,7 @@ import tensorflow as tf
 
 from kbert.model.kernels import weights_final
 from kbert.serving import warm_up
+from kbert.serving.models import names_in
 from kbert.serving.passages import ChooseEnding, FindAnswer, TagWords
 from kbert.serving.questions import Attention, Classify, Embed, FillBlanks, NextSentence, Regress
 
@@ -48,6 +50,12 @@ def export(model: keras.Model, tokenizer, directory: str | os.PathLike, **option
         return str(as_next_version(unfinished, directory))
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def check_name(name: str) -> None:
+    """Raises ValueError for what no served model can be called."""
+    if not re.fullmatch(r"[\w-][\w.-]*", name):
+        raise ValueError(f"--name is {name!r}, expected letters, digits, '_', '-' and '.', no folders")
 
 
 @contextlib.contextmanager
@@ -97,19 +105,16 @@ def write_extra(folder: Path, model, asked: list, functions: dict) -> None:
         warm_up.write(folder, functions)
 
 
-def models_config(folder: str | os.PathLike, served_from: str = "/models") -> str:
-    """TensorFlow Serving's models.config for all models of a folder that it finds under `served_from`."""
-    names = sorted(entry.name for entry in Path(folder).iterdir() if entry.is_dir() and next_version(entry) > 1)
-    configs = [
-        f'  config {{ name: "{name}" base_path: "{served_from}/{name}" model_platform: "tensorflow" }}\n'
-        for name in names
-    ]
+def models_config(folder: str | os.PathLike) -> str:
+    """TensorFlow Serving's models.config for all models of a folder, which it finds as /models."""
+    names = [name for name in names_in(Path(folder)) if next_version(Path(folder) / name) > 1]
+    configs = [f'  config {{ name: "{n}" base_path: "/models/{n}" model_platform: "tensorflow" }}\n' for n in names]
     return f"model_config_list {{\n{''.join(configs)}}}\n"
 
 
 def next_version(directory: str | os.PathLike) -> int:
-    """One more than the highest number among the names in the directory; 1 in an empty one."""
-    return 1 + max((int(entry.name) for entry in Path(directory).iterdir() if entry.name.isdecimal()), default=0)
+    """One more than the highest number among the names in the directory; 1 where there is none."""
+    return 1 + max((int(name) for name in names_in(Path(directory)) if name.isdecimal()), default=0)
 
 
 def questions(model, tokenizer, **options) -> list:
@@ -123,6 +128,8 @@ def questions_of_head(model, tokenizer, **options) -> list:
         case "BertPretrainer" if "masked_lm_loss" in model.loss_names:
             pairs = [NextSentence(model, tokenizer)] if "next_sentence_loss" in model.loss_names else []
             return [FillBlanks(**given), *pairs]
+        case "BertPretrainer" if "next_sentence_loss" in model.loss_names and not options:
+            return [NextSentence(**given)]
         case "BertClassifier":
             return [Classify(**given, labels=getattr(model, "labels", None))]
         case "BertRegressor":
@@ -135,5 +142,5 @@ def questions_of_head(model, tokenizer, **options) -> list:
             return [ChooseEnding(**given)]
         case "BertFeatures":
             return [Embed(**given)]
-    kind = type(model).__name__
-    raise ValueError(f"model is a {kind} without a head that is asked, expected one of kbert's, or a BertFeatures")
+    kind = type(model).__name__ + " without a head that is asked" + (f" for {', '.join(options)}" if options else "")
+    raise ValueError(f"model is a {kind}, expected one of kbert's, or a BertFeatures")

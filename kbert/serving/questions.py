@@ -91,7 +91,8 @@ class NextSentence:
         return self.from_pairs(tf.convert_to_tensor(texts_a, tf.string), tf.convert_to_tensor(texts_b, tf.string))
 
     def signatures(self) -> dict:
-        return {"next_sentence": self.from_pairs}
+        alone = {} if "masked_lm_loss" in self.model.loss_names else {"serving_default": self.from_pairs}
+        return {"next_sentence": self.from_pairs} | alone
 
     def _from_pairs(self, text_a, text_b):
         same_number(text_a=text_a, text_b=text_b)

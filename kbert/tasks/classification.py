@@ -73,7 +73,7 @@ class Problem(NamedTuple):
                 return [self.labels[number] for number in answers]
             case "labels":
                 return [",".join(self.labels[number] for number in np.flatnonzero(row)) for row in answers]
-        return [f"{number:.4f}" for number in answers]
+        return [f"{number:.7g}" for number in answers]
 
 
 def of_task(name: str, folder) -> Problem:

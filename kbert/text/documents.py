@@ -36,6 +36,7 @@ from kbert.text.sentences import (
 )
 
 BLOCK_BYTES = 1 << 16
+BINARY = "binary files skipped"
 SCAN_VERSION = 2  # part of the fingerprint: raise it when the scan finds other sentences
 
 INDEX_ARRAYS = ("sentences", "documents", "blocks")
@@ -56,14 +57,24 @@ def expand_paths(paths: Iterable[str]) -> list[str]:
             raise FileNotFoundError(f"corpus {path}: no such file, folder or glob match")
         for match in matches:
             if os.path.isdir(match):
-                for folder, folders, names in os.walk(match):
-                    folders[:] = [name for name in folders if not name.startswith(".")]
-                    files.update(os.path.join(folder, name) for name in names if not name.startswith("."))
+                files.update(_files_in(match))
             else:
                 files.add(match)
     if not files:
         raise ValueError(f"corpus {' '.join(map(str, paths))}: holds no files; expected text files")
     return sorted({os.path.realpath(path): path for path in sorted(files, reverse=True)}.values())
+
+
+def _files_in(folder: str, above: tuple[str, ...] = ()) -> Iterator[str]:
+    """What is not hidden in a folder and those in it, links too, but for one to a folder that it is in itself."""
+    real = os.path.realpath(folder)
+    for entry in os.scandir(folder) if real not in above else ():
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from _files_in(entry.path, (*above, real))
+        else:
+            yield entry.path
 
 
 class _IndexWriter:
@@ -144,12 +155,18 @@ def _unpacked(path: str, cache: str) -> str:
     return target
 
 
-def lines(paths: Iterable[str], bad_text: str = "refuse") -> Iterator[str]:
-    """The lines of text files (also .gz), folders and globs, streamed; bad text is refused or skipped as in a scan."""
-    counts = {UNDECODABLE: 0}
+def lines(paths: Iterable[str], bad_text: str = "refuse", counts: dict[str, int] | None = None) -> Iterator[str]:
+    """The lines of text files (also .gz), folders and globs, streamed; bad text is refused or skipped as in a scan.
+
+    counts: gets how much was skipped.
+    """
+    counts = {} if counts is None else counts
+    for name in (UNDECODABLE, BINARY):
+        counts.setdefault(name, 0)
     for path in expand_paths(paths):
         with whole_gzip(path), opened(path) as file:
             if bad_text == "skip" and is_binary(path):
+                counts[BINARY] += 1
                 continue
             for chunk in checked_chunks(path, file, bad_text, counts):
                 yield from (line for line in chunk.decode("utf-8", "ignore").split("\n") if line and not line.isspace())
@@ -240,7 +257,7 @@ class Corpus:
 
     def _scan(self, folder: str, progress: Callable[[int, int], None]) -> None:
         """Writes the index to a folder of its own, which gets its name when it is whole."""
-        counts, total = {UNDECODABLE: 0, "binary files skipped": self.binary_files}, int(self.file_starts[-1])
+        counts, total = {UNDECODABLE: 0, BINARY: self.binary_files}, int(self.file_starts[-1])
         digest = hashlib.blake2b(json.dumps([SCAN_VERSION, asdict(self.form)]).encode(), digest_size=16)
         with tempfile.TemporaryDirectory(dir=os.path.dirname(folder), prefix="scanning-") as scanning:
             inside = os.path.join(scanning, "index")

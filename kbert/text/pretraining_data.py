@@ -102,15 +102,13 @@ def corpus_dataset(
     seed: int = 1,
     epochs: int | None = None,
     position: tuple[int, int, int] = START,
-    drop_remainder: bool = True,
     tokens=None,
     elsewhere: Sequence[Callable] = (),
 ) -> tf.data.Dataset:
     """The batches of a corpus from `position` (epoch, group, offset) on; see pretraining_dataset.
 
-    tokens: where token ids come from, TextTokens or CachedTokens. drop_remainder=False: the last batch of the last
-    epoch may be smaller. elsewhere: see walk.py. Raises ValueError where one document leaves no other one for a random
-    B.
+    tokens: where token ids come from, TextTokens or CachedTokens. elsewhere: see walk.py. Raises ValueError where one
+    document leaves no other one for a random B.
     """
     if rule.next_sentence and corpus.counts["documents"] < 2:
         raise ValueError(
@@ -119,7 +117,7 @@ def corpus_dataset(
         )
     instances = group_maker(corpus, tokenizer, rule, seed, tokens)
     walk = Walk(corpus.counts["blocks"], GROUP_BLOCKS, seed, epochs, position)
-    return walk.batches(instances, batch_size, drop_remainder, elsewhere)
+    return walk.batches(instances, batch_size, elsewhere)
 
 
 def group_maker(corpus: Corpus, tokenizer, rule: InstanceRule, seed: int, tokens=None) -> Callable:

@@ -1,15 +1,17 @@
 """TFRecords of instances, as Google's create_pretraining_data.py writes them -> the batches of pretraining_data."""
 
+import contextlib
 import hashlib
 import os
 import re
+from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
 
 from kbert.text.documents import expand_paths
 from kbert.text.tokens import graph_read
-from kbert.text.walk import START, Walk
+from kbert.text.walk import START, Walk, prefetched
 
 GROUP_RECORDS = 1 << 13
 FEATURES = (
@@ -26,29 +28,33 @@ FEATURES = (
 class Records:
     """The records of TFRecord files, readable in any order.
 
-    Attributes: lengths, name -> S, P or 1 as the first record of each file has; places int64 [N, 3]: file, byte,
-    size; digest. Raises ValueError for a truncated or damaged file and for records without BERT's features.
+    Attributes: lengths, name -> S, P or 1; places int64 [N, 3]: file, byte, size; largest_id; digest.
+    Raises ValueError for a truncated or damaged file, for records without BERT's features and of several lengths.
     """
 
     def __init__(self, paths):
         self.files = expand_paths(paths)
-        digest, places = hashlib.blake2b(digest_size=16), []
+        digest, places, first, self.largest_id = hashlib.blake2b(digest_size=16), [], None, 0
         for number, path in enumerate(self.files):
-            places.append(_record_places(path, number))
+            with _whole_records(path):
+                record = next(tf.data.TFRecordDataset(path).take(1).as_numpy_iterator(), None)
+                if record is not None:
+                    lengths = _lengths(path, record)
+                    first = first or (path, lengths)
+                    for name, length in lengths.items():
+                        if length != first[1][name]:
+                            told = f"{name} has {length} items, and {first[1][name]} in {first[0]}"
+                            raise ValueError(f"{path}: {told}; expected records of one length")
+                    sizes, largest = _looked_through(path, lengths)
+                    # A record is its length (8 bytes), a check of that (4), the bytes themselves, a check of them (4).
+                    starts = np.cumsum(sizes + 16) - sizes - 4
+                    places.append(np.stack([np.full(len(sizes), number), starts, sizes], axis=1))
+                    self.largest_id = max(self.largest_id, largest)
             with open(path, "rb") as file:
                 digest.update(hashlib.file_digest(file, hashlib.blake2b).digest())
-        self.places, self.digest = np.concatenate(places), digest.hexdigest()
-        if not len(self.places):
+        if first is None:
             raise ValueError(f"{self.files[0]}: holds no records")
-        numbers, firsts = np.unique(self.places[:, 0], return_index=True)  # files, and the first record of each
-        paths = [self.files[number] for number in numbers]
-        found = [_lengths(path, record) for path, record in zip(paths, self.read(firsts), strict=True)]
-        self.lengths = found[0]
-        for path, lengths in zip(paths, found, strict=True):
-            for name, length in lengths.items():
-                if length != self.lengths[name]:
-                    told = f"{name} has {length} items, and {self.lengths[name]} in {paths[0]}"
-                    raise ValueError(f"{path}: {told}; expected records of one length")
+        self.places, self.lengths, self.digest = np.concatenate(places), first[1], digest.hexdigest()
 
     def read(self, numbers: np.ndarray) -> np.ndarray:
         """Records by number -> serialized examples."""
@@ -67,20 +73,36 @@ def _lengths(path: str, record: bytes) -> dict[str, int]:
     return {name: len(features[name].float_list.value or features[name].int64_list.value) for name, _ in FEATURES}
 
 
-def _record_places(path: str, number: int) -> np.ndarray:
-    """A record is its length (8 bytes), a check of that (4), the bytes themselves and a check of them (4).
-
-    TensorFlow reads them all once, and so checks them.
-    """
-    sizes = tf.data.TFRecordDataset(path, buffer_size=1 << 23).map(tf.strings.length).batch(1 << 14)
+@contextlib.contextmanager
+def _whole_records(path: str) -> Iterator[None]:
+    """A block that reads a TFRecord file; raises ValueError where it is not what its first record says."""
     try:
-        found = np.concatenate([np.zeros(0, np.int64), *sizes.as_numpy_iterator()])
+        yield
     except tf.errors.DataLossError as error:
         told = re.search(r"(corrupted|truncated) record at (\d+)", error.message)
         what = f"a {told[1]} record at byte {told[2]}" if told else error.message
         raise ValueError(f"{path}: {what}; expected a whole TFRecord file") from None
-    starts = np.cumsum(found + 16) - found - 4
-    return np.stack([np.full(len(found), number), starts, found], axis=1)
+    except tf.errors.InvalidArgumentError:
+        raise ValueError(f"{path}: its records differ in their features; expected records of one length") from None
+
+
+def _looked_through(path: str, lengths: dict[str, int]) -> tuple[np.ndarray, int]:
+    """Reads a file once, as training will -> the bytes of each record, int64 [N], and the largest token id."""
+    parsed = _parsed(lengths)
+
+    def facts(examples):
+        features = tf.io.parse_example(examples, parsed)
+        ids = [features[name] for name in ("input_ids", "masked_lm_ids")]
+        return tf.strings.length(examples), tf.reduce_max(tf.concat(ids, axis=1))
+
+    examples = tf.data.TFRecordDataset(path, buffer_size=1 << 23).batch(1 << 10)
+    found = list(prefetched(examples.map(facts, num_parallel_calls=os.cpu_count())).as_numpy_iterator())
+    sizes, largest = zip(*found, strict=True)
+    return np.concatenate(sizes).astype(np.int64), int(max(largest))
+
+
+def _parsed(lengths: dict[str, int]) -> dict:
+    return {name: tf.io.FixedLenFeature([lengths[name]], dtype) for name, dtype in FEATURES}
 
 
 def records_dataset(
@@ -88,12 +110,10 @@ def records_dataset(
     batch_size: int,
     *,
     seed: int = 1,
-    epochs: int | None = None,
     position: tuple[int, int, int] = START,
-    drop_remainder: bool = True,
 ) -> tf.data.Dataset:
-    """The batches of pretraining_data from records, in a new order each epoch; the masks are the records' own."""
-    parsed = {name: tf.io.FixedLenFeature([records.lengths[name]], dtype) for name, dtype in FEATURES}
+    """The endless batches of records, as pretraining_data's, in a new order each epoch; the masks are their own."""
+    parsed = _parsed(records.lengths)
 
     def instances(epoch, numbers, skip):
         examples = graph_read(lambda numbers: (records.read(numbers),), [numbers[skip:]], [tf.string])[0]
@@ -101,5 +121,5 @@ def records_dataset(
         features = {n: tf.cast(v, tf.int32) if v.dtype == tf.int64 else v for n, v in features.items()}
         return features | {"next_sentence_labels": features["next_sentence_labels"][:, 0]}
 
-    walk = Walk(len(records.places), GROUP_RECORDS, seed, epochs, position)
-    return walk.batches(instances, batch_size, drop_remainder)
+    walk = Walk(len(records.places), GROUP_RECORDS, seed, None, position)
+    return walk.batches(instances, batch_size)

@@ -100,12 +100,9 @@ class RecordSource(Source):
                 raise ValueError(f"{paths[0]}: {name} has {self.records.lengths[name]} items; the flags say {length}")
         if rule.objectives != "mlm+nsp":
             raise ValueError(f"{paths[0]}: records hold sentence pairs and masks; expected objectives mlm+nsp")
-        for batch in self.batches(256).take(4):
-            largest = int(tf.reduce_max(batch["input_ids"]))
-            if largest >= tokenizer.vocab_size:
-                raise ValueError(
-                    f"{paths[0]}: holds the id {largest}; the vocabulary has {tokenizer.vocab_size} pieces"
-                )
+        if (largest := self.records.largest_id) >= tokenizer.vocab_size:
+            told = f"the vocabulary has {tokenizer.vocab_size} pieces"
+            raise ValueError(f"{paths[0]}: these records hold the id {largest}; {told}")
 
     def use_token_cache(self, cache: str, progress: Progress) -> None:
         raise ValueError(f"{self.records.files[0]}: records hold token ids already; expected no token cache")

@@ -39,15 +39,9 @@ def read(path: str | os.PathLike) -> list[str]:
     return checked([line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else [], str(path))
 
 
-def write(path: str | os.PathLike, pieces: Sequence[str]) -> None:
-    """Writes a vocabulary file; an existing one is replaced when the new one is complete."""
-    text = "".join(f"{piece}\n" for piece in checked(pieces))
-    temporary = f"{os.fspath(path)}.tmp"
-    with open(temporary, "wb") as file:
-        file.write(text.encode())
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+def content(pieces: Sequence[str]) -> bytes:
+    """What a vocabulary file holds. Raises ValueError as read does."""
+    return "".join(f"{piece}\n" for piece in checked(pieces)).encode()
 
 
 def checked(pieces: Sequence[str], name: str = "vocabulary") -> list[str]:

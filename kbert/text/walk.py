@@ -25,12 +25,10 @@ class Walk(NamedTuple):
     epochs: int | None
     position: tuple[int, int, int]
 
-    def batches(
-        self, instances: Callable, batch_size: int, drop_remainder: bool, elsewhere: Sequence[Callable] = ()
-    ) -> tf.data.Dataset:
+    def batches(self, instances: Callable, batch_size: int, elsewhere: Sequence[Callable] = ()) -> tf.data.Dataset:
         """Batches of what `instances(epoch, item numbers, instances to skip)` makes of each group: a dict of [n, ...].
 
-        Each batch also holds data_position int64 [3], where the next one begins. elsewhere: functions that make the
+        All are full. Each also holds data_position int64 [3], where the next begins. elsewhere: functions that make the
         same on other machines, which then take the groups in turn.
         """
         groups = -(-self.items // self.group_items)
@@ -65,7 +63,7 @@ class Walk(NamedTuple):
             dataset = tf.data.Dataset.choose_from_datasets(lanes, numbers.map(lambda number: (number - first) % turns))
         else:
             dataset = numbers.map(make, num_parallel_calls=min(os.cpu_count() or 1, 16), deterministic=True)
-        return prefetched(dataset.rebatch(batch_size, drop_remainder=drop_remainder).map(last_position))
+        return prefetched(dataset.rebatch(batch_size, drop_remainder=True).map(last_position))
 
 
 def prefetched(batches: tf.data.Dataset) -> tf.data.Dataset:

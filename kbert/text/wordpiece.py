@@ -36,8 +36,6 @@ class WordPiece(tf.Module):
         # On the CPU, where the ops are: a GPU's copy would travel back at each call.
         with tf.device("CPU:0"):
             model = tf.constant(np.frombuffer(model, np.uint8))
-            shown = (piece[2:] if piece.startswith("##") else f" {piece}" for piece in pieces)
-            self._shown = tf.constant(list(shown))
         self._wordpieces = tf_text.FastWordpieceTokenizer(model_buffer=model, token_out_type=tf.int32)
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
@@ -68,19 +66,6 @@ class WordPiece(tf.Module):
         row_characters = tf.gather(characters.row_splits, rows)
         offsets = start_bytes, end_bytes, first - row_characters, last + 1 - row_characters
         return ids, *(ids.with_flat_values(values) for values in offsets)
-
-    def detokenize(self, ids: tf.RaggedTensor | tf.Tensor, keep_special_tokens: bool = False) -> tf.Tensor:
-        """Text for display, int32 [B, (pieces)] -> string [B]: words with a space between, "##" pieces joined to them.
-
-        Special tokens are [PAD], [CLS] and [SEP]; [UNK] and [MASK] stand for words and always stay.
-        """
-        ids = ids if isinstance(ids, tf.RaggedTensor) else tf.RaggedTensor.from_tensor(ids)
-        if not keep_special_tokens:
-            special = tf.constant([self.pad_id, self.cls_id, self.sep_id], ids.dtype)
-            kept = tf.reduce_all(ids.flat_values[:, None] != special, axis=1)
-            ids = tf.ragged.boolean_mask(ids, ids.with_flat_values(kept))
-        words = tf.strings.reduce_join(tf.gather(self._shown, ids), axis=1)
-        return tf.strings.regex_replace(words, "^ ", "")
 
     def _normalized_lengths(self, characters: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Bytes that remain of each character, and whether it is a mark of which none remains: int32 [C] -> two [C]."""

@@ -142,7 +142,7 @@ def task_in(theirs, directory) -> dict:
 
 
 def write(model, tokenizer, directory) -> None:
-    """Writes a preset folder, with the preprocessor that its class has.
+    """Writes a preset folder, with the preprocessor that its class has; an encoder alone with a classifier's.
 
     Raises ValueError for a config or a head that keras-hub's code would compute otherwise or has no place for.
     """
@@ -173,8 +173,8 @@ def write(model, tokenizer, directory) -> None:
     for weight in theirs.weights:
         weight.assign(values[weight.path].reshape(weight.shape))
     theirs.save_to_preset(str(directory))
-    if theirs is backbone:
-        their_tokenizer.save_to_preset(str(directory))
+    if theirs is backbone:  # whose class has no preprocessor to bring
+        keras_hub.models.BertTextClassifierPreprocessor(**preprocessing).save_to_preset(str(directory))
 
 
 def check(task: dict, config: BertConfig) -> None:

@@ -139,6 +139,17 @@ def test_causal_attention_never_looks_ahead(bert, features):
     assert (np.abs(bidirectional)[:, 0].max(axis=-1) > 1e-4).all()
 
 
+def test_what_a_causal_bert_pools_has_seen_the_whole_sequence(bert, features):
+    causal = twin(bert, causal=True)
+    outputs = causal(features)
+    lengths = features["input_mask"].sum(axis=1)
+    last = ops.convert_to_numpy(outputs["sequence_output"])[np.arange(len(lengths)), lengths - 1]
+    pooled = ops.convert_to_numpy(outputs["pooled_output"])
+    np.testing.assert_allclose(pooled, ops.convert_to_numpy(causal.pooler(last)), atol=2e-6)
+    in_row = causal(in_one_row(features))["pooled_output"]
+    np.testing.assert_allclose(ops.convert_to_numpy(in_row)[0], pooled[2:], atol=2e-6)
+
+
 def test_layer_outputs_run_from_the_embedding_output_to_the_sequence_output(bert, features, config):
     outputs = bert(features, output_all_layers=True)
     layers = [ops.convert_to_numpy(x) for x in outputs["all_layer_outputs"]]

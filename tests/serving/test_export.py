@@ -1,6 +1,7 @@
 """What a SavedModel answers: the same as in Python, in a process that knows nothing of kbert."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from kbert.serving.export import as_next_version, export, models_config, next_ve
 from kbert.serving.questions import Attention, Classify, Embed, FillBlanks, NextSentence, Regress
 from kbert.text.packing import pack, special_ids
 from kbert.text.wordpiece import WordPiece
+from kbert.weights.by_name import take_over
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letter}" for letter in LETTERS), *".,[]"]
@@ -397,7 +399,18 @@ def test_the_recipe_exports_a_model_directory_and_shows_what_it_answers(model, t
         recipe.main(str(tmp_path / "model"), "mine", vectors=recipe.VectorFlags(layers=(1,)))
 
 
-def test_beside_the_graph_are_warm_up_requests_and_what_a_server_may_want(classifier, tokenizer, tmp_path):
+def allowed_but_for(name):
+    listdir = os.listdir
+
+    def list_or_refuse(folder):
+        if Path(folder).name == name:
+            raise PermissionError(13, "Permission denied", str(folder))
+        return listdir(folder)
+
+    return list_or_refuse
+
+
+def test_beside_the_graph_are_warm_up_requests_and_what_a_server_may_want(classifier, tokenizer, tmp_path, monkeypatch):
     path = Path(export(classifier, tokenizer, tmp_path / "colours"))
     requests = warm_up.read(path)
     assert {signature for signature, _ in requests} == {"serving_default", "pairs"} and len(requests) == 8
@@ -407,10 +420,25 @@ def test_beside_the_graph_are_warm_up_requests_and_what_a_server_may_want(classi
         assert answer["probabilities"].shape == (1, 3)
     assert (path / "assets.extra" / "labels.txt").read_text() == "red\ngreen\nblue\n"
     assert BertConfig.from_json(path / "assets.extra" / "bert_config.json") == classifier.config
-    (tmp_path / "empty").mkdir()
+    for name in ("empty", "lost+found"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(os, "listdir", allowed_but_for("lost+found"))
     line = '  config { name: "colours" base_path: "/models/colours" model_platform: "tensorflow" }'
     assert models_config(tmp_path) == f"model_config_list {{\n{line}\n}}\n"
     assert warm_up.read(tmp_path) == []
+
+
+def test_a_model_with_next_sentences_alone_is_asked_for_them(model, tokenizer, next_sentence, tmp_path):
+    alone = BertPretrainer(model.config, masked_lm=False)
+    take_over(alone, model)
+    pairs = {"text_a": tf.constant(["a a a"]), "text_b": tf.constant(["b b b"])}
+    signatures = tf.saved_model.load(export(alone, tokenizer, tmp_path)).signatures
+    assert set(signatures) == {"serving_default", "next_sentence", "attention"}
+    expected = next_sentence(["a a a"], ["b b b"])["probabilities"]
+    for name in ("serving_default", "next_sentence"):
+        np.testing.assert_allclose(signatures[name](**pairs)["probabilities"], expected, atol=1e-6)
+    with pytest.raises(ValueError, match="BertPretrainer without a head that is asked for k"):
+        export(alone, tokenizer, tmp_path, k=3)
 
 
 def test_versions_count_up_and_other_names_do_not_matter(tmp_path):

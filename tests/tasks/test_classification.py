@@ -61,7 +61,7 @@ def test_no_label_and_a_list_of_labels_are_labels_too(tmp_path):
 def test_a_number_is_a_number(tmp_path):
     found = problem(tmp_path, ["1.5", "3", "2"], ["1"], "number")
     assert found.labels == [] and found.targets(found.train)["label_values"].tolist() == [1.5, 3.0, 2.0]
-    assert found.written(np.array([1.23456, 2.0])) == ["1.2346", "2.0000"]
+    assert found.written(np.array([1.23456, 2.0, 1.5e-5])) == ["1.23456", "2", "1.5e-05"]
     assert found.scores(found.train, np.array([0.1, 0.9, 0.5])) == {
         "spearman": 1.0,
         "pearson": pytest.approx(0.99, abs=0.02),

@@ -143,6 +143,16 @@ def test_paths_are_expanded_once_each_and_sorted(tmp_path):
     assert found == [str(tmp_path / "b.txt"), str(tmp_path / "in" / "a.txt")]
 
 
+def test_links_to_folders_are_followed_but_not_round_in_a_circle(tmp_path):
+    for name in ("corpus/own/a.txt", "elsewhere/b.txt"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("x")
+    (tmp_path / "corpus" / "linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "round").symlink_to(tmp_path / "corpus")
+    found = expand_paths([tmp_path / "corpus"])
+    assert found == [str(tmp_path / "corpus" / name) for name in ("linked/b.txt", "own/a.txt")]
+
+
 def test_lines_streams_text_and_gzip_without_blank_ones(tmp_path):
     (tmp_path / "a.txt").write_text("one\n\n two\u2028same\n")
     with gzip.open(tmp_path / "b.gz", "wt") as file:
@@ -156,7 +166,9 @@ def test_lines_pass_over_binary_files_and_name_a_damaged_gzip(tmp_path):
     assert list(lines([tmp_path], "skip")) == ["One."]
     for name, content in (("c.gz", b"Three.\n"), ("d.gz", b"ELF\0\1\nFour.\n")):
         (tmp_path / name).write_bytes(gzip.compress(content))
-    assert list(lines([tmp_path], "skip")) == ["One.", "Three."]
+    counts = {}
+    assert list(lines([tmp_path], "skip", counts)) == ["One.", "Three."]
+    assert counts["binary files skipped"] == 2
     for name, content in (("cut", gzip.compress(b"One. " * 1000)[:-9]), ("plain", b"One.")):
         (tmp_path / f"{name}.gz").write_bytes(content)
         with pytest.raises(ValueError, match=f"{name}.gz: not a whole gzip file"):

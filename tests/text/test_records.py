@@ -9,7 +9,7 @@ from kbert.text.records import FEATURES, Records, records_dataset
 
 def test_records_become_batches_with_the_pipelines_names_shapes_and_types(tmp_path):
     write_records(tmp_path / "a.tfrecord")
-    batches = list(records_dataset(Records([tmp_path]), 8, epochs=1).as_numpy_iterator())
+    batches = list(records_dataset(Records([tmp_path]), 8).take(5).as_numpy_iterator())  # an epoch
     assert set(batches[0]) == {name for name, _ in FEATURES} | {"data_position"}
     assert batches[0]["input_ids"].shape == (8, 16) and batches[0]["input_ids"].dtype == np.int32
     assert batches[0]["masked_lm_weights"].dtype == np.float32
@@ -57,3 +57,7 @@ def test_truncated_and_foreign_files_are_refused(tmp_path):
     write_records(tmp_path / "c.tfrecord", leave_out=["segment_ids"])
     with pytest.raises(ValueError, match="c.tfrecord: a record without segment_ids"):
         Records([tmp_path / "c.tfrecord"])
+    mixed = (tmp_path / "a.tfrecord").read_bytes() + (tmp_path / "long.tfrecord").read_bytes()
+    (tmp_path / "mixed.tfrecord").write_bytes(mixed)
+    with pytest.raises(ValueError, match="mixed.tfrecord: its records differ in their features"):
+        Records([tmp_path / "mixed.tfrecord"])

@@ -111,7 +111,7 @@ def test_records_that_do_not_fit_are_refused(tmp_path, texts, records):
     with pytest.raises(ValueError, match="hold token ids already"):
         open_source(tmp_path, [records]).use_token_cache(str(tmp_path), print)
     write_records(tmp_path / "many.tfrecord", count=len(VOCABULARY) + 1)
-    with pytest.raises(ValueError, match=rf"holds the id \d+; the vocabulary has {len(VOCABULARY)} pieces"):
+    with pytest.raises(ValueError, match=rf"hold the id \d+; the vocabulary has {len(VOCABULARY)} pieces"):
         open_source(tmp_path, [tmp_path / "many.tfrecord"])
 
 

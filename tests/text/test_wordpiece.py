@@ -226,16 +226,6 @@ def test_a_vocabulary_without_mask_is_refused(tmp_path):
         WordPiece(tmp_path / "vocab.txt")
 
 
-def test_detokenize_joins_words_and_drops_special_tokens_unless_asked():
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##aff", "##able", "!", "#"]
-    tokenizer = WordPiece(pieces)
-    ids = tf.ragged.constant([[2, 5, 6, 7, 8, 3], [], [2, 4, 1, 9, 9, 3, 0, 0], [7, 5]], dtype=tf.int32)
-    assert tokenizer.detokenize(ids).numpy().tolist() == [b"unaffable !", b"", b"[MASK] [UNK] # #", b"able un"]
-    shown = tokenizer.detokenize(ids.to_tensor(), keep_special_tokens=True).numpy().tolist()
-    assert shown[2] == b"[CLS] [MASK] [UNK] # # [SEP] [PAD] [PAD]"
-    assert tokenizer.detokenize(tokenizer(["Unaffable!"])).numpy().tolist() == [b"unaffable !"]
-
-
 @BOTH
 def test_parallel_maps_of_tf_data_give_the_same_ids(tokenizers, lines, lower_case):
     texts = [line["bytes"] for line in lines[lower_case]][:300]

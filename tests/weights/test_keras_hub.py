@@ -96,9 +96,11 @@ def test_their_masked_lm_head_goes_through_our_folder(tmp_path):
 
 
 def test_the_encoder_alone_of_any_model_can_be_carried(tmp_path):
-    model, tokenizer = kbert.BertPretrainer(CONFIG), kbert.WordPiece(PIECES)
+    config = dataclasses.replace(CONFIG, sequence_length=8)
+    model, tokenizer = kbert.BertPretrainer(config), kbert.WordPiece(PIECES)
     format.write(without_heads(model), tokenizer, tmp_path)
     again, _ = kbert.load(tmp_path)
+    assert again.config.trained_length == 8
     for name, weight in named_weights(again).items():
         np.testing.assert_array_equal(weight, named_weights(model)[name])
 
