@@ -142,5 +142,5 @@ def questions_of_head(model, tokenizer, **options) -> list:
             return [ChooseEnding(**given)]
         case "BertFeatures":
             return [Embed(**given)]
-    kind = type(model).__name__ + " without a head that is asked" + (f" for {', '.join(options)}" if options else "")
-    raise ValueError(f"model is a {kind}, expected one of kbert's, or a BertFeatures")
+    kind, what = type(model).__name__, f" for {', '.join(options)}" if options else ""
+    raise ValueError(f"model is a {kind} without a head that is asked{what}, expected kbert's, or a BertFeatures")

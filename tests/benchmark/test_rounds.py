@@ -151,3 +151,8 @@ def test_a_share_is_of_the_limit_and_the_form_is_the_fastest_in_the_median(tmp_p
     lines = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
     assert [line["name"] for line in lines] == ["kbert", "peer", "limit", "gone", "stopped"]
     assert lines[0]["rounds"][1] == {"seconds": 4.0}
+
+
+def test_a_text_is_cut_for_kbert_where_it_is_for_the_peers(tmp_path):
+    model, _ = jobs.write_model(tmp_path, None, "tiny", labels=2, sequence_length=16)
+    assert model.config.trained_length == 16

@@ -2,6 +2,7 @@ import errno
 import fcntl
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import tensorflow as tf
 from kbert.training import checkpointing
 from kbert.training.checkpointing import Checkpoint, NonFiniteLoss, Stopped, begin_run, check_settings
 from kbert.training.monitoring import Evaluate, EventFiles, Monitor
-from kbert.whole_file import written_whole
+from kbert.whole_file import one_at_a_time, written_whole
 from tests.training.logged import TIMES, events
 from tests.training.tiny_run import batch, dataset, digest, new_model, new_optimizer, state
 
@@ -283,6 +284,22 @@ def test_where_files_cannot_be_locked_that_is_told_and_a_run_begins(tmp_path, mo
     begin_run(tmp_path, SETTINGS, tf.distribute.get_strategy())
     assert f"{tmp_path}/run.json: cannot be locked here (No locks available)" in capfd.readouterr().err
     checkpointing.CLAIMED.pop(tmp_path / "run.json").close()
+
+
+def test_of_two_that_change_a_folder_one_waits_for_the_other(tmp_path):
+    told = []
+
+    def second():
+        with one_at_a_time(tmp_path):
+            told.append("second")
+
+    with one_at_a_time(tmp_path):
+        waiting = threading.Thread(target=second)
+        waiting.start()
+        waiting.join(timeout=0.3)
+        told.append("first")
+    waiting.join(timeout=30)
+    assert told == ["first", "second"]
 
 
 def test_what_is_logged_after_the_last_step_stays_when_the_same_command_runs_again(model, tmp_path):
