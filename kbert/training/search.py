@@ -106,7 +106,7 @@ class Search:
             model.compile(BertAdam(schedule, **self.optimizer), **how)
         settings = {**self.settings, **trial._asdict()}
         folder = self.file(trial).parent
-        checkpoint = Checkpoint(folder, settings, every=max(1, steps // 5), keep=1)
+        checkpoint = Checkpoint(folder, settings, every=max(1, steps // 10))
         done = checkpoint.restore(model)
         events = EventFiles(self.output / "logs" / trial.name, checkpoint)
         show(f"\n{trial.name}, {steps} steps" + (f", {done} of them done" if done else ""))

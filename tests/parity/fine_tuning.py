@@ -1,22 +1,24 @@
 """The same start, output layer, batches and hyper-parameters in kbert and in a plain torch loop.
 
-    python tests/parity/fine_tuning.py kbert FOLDER MODEL TASK DATA     in kbert's environment
-    python tests/parity/fine_tuning.py torch FOLDER                     where torch and transformers are
+    python tests/parity/fine_tuning.py kbert FOLDER MODEL TASK DATA [STEPS]     in kbert's environment
+    python tests/parity/fine_tuning.py torch FOLDER                             where torch and transformers are
     python tests/parity/fine_tuning.py compare FOLDER
+    python tests/parity/fine_tuning.py score FOLDER DEV [QUESTIONS]             of answers, both ends, by kbert
 
 50 steps of batch 32 (16 for endings) at 5e-5, dropout off. TASK is one of GLUE's, and DATA its folder; or entities,
-endings or answers, and DATA a file that kbert reads. The first call writes the batches and the start, in Hugging Face's
-format, to FOLDER.
+endings or answers, and DATA a file that kbert reads. The first call writes the batches and the start to FOLDER, and
+each training its end, in Hugging Face's format.
 """
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-STEPS, SEQUENCES, LENGTH, PEAK, WARMUP, EPSILON = 50, 32, 128, 5e-5, 5, 1e-8
+SEQUENCES, LENGTH, PEAK, EPSILON = 32, 128, 5e-5, 1e-8
 # The features that a loss is of, as transformers calls them.
 TARGETS = dict.fromkeys(("label_ids", "label_values"), "labels")
 TARGETS |= {name: name for name in ("start_positions", "end_positions")}
@@ -37,7 +39,7 @@ def read(task: str, data: str, tokenizer) -> tuple:
     if task == "endings":
         return kbert.BertMultipleChoice, swag.encode(swag.read(data), tokenizer, LENGTH)
     if task == "answers":
-        questions = squad.with_answers_in_place(squad.read(data, "1.1")[0])[0][:2000]
+        questions = squad.with_answers_in_place(squad.read(data, "1.1")[0])[0]
         return kbert.BertSpanPredictor, squad.encode(questions, tokenizer, WindowRule(), with_targets=True)
     problem = classification.of_task(task, data)
     encoded = encode(problem.train, tokenizer, LENGTH, problem.targets(problem.train))
@@ -46,7 +48,7 @@ def read(task: str, data: str, tokenizer) -> tuple:
     return lambda bert: kbert.BertClassifier(bert, len(problem.labels)), encoded
 
 
-def train_kbert(folder: Path, start: str, task: str, data: str) -> None:
+def train_kbert(folder: Path, start: str, task: str, data: str, steps: str = "50") -> None:
     import keras
     import tensorflow as tf
 
@@ -63,8 +65,9 @@ def train_kbert(folder: Path, start: str, task: str, data: str) -> None:
     take_over(model, without_heads(first))
     huggingface.write(model, tokenizer, folder / "start")
 
-    batches = training_batches(encoded, SEQUENCES // (2 if task == "endings" else 1), 1, 1).take(STEPS)
-    rows = {f"{n}/{name}": value for n, batch in enumerate(batches) for name, value in batch.items()}
+    batches = training_batches(encoded, SEQUENCES // (2 if task == "endings" else 1), 1, 1).take(int(steps))
+    stored = [{name: value.numpy() for name, value in batch.items()} for batch in batches]
+    rows = {f"{n}/{name}": value for n, batch in enumerate(stored) for name, value in batch.items()}
     np.savez(folder / "batches.npz", head=HEADS.get(task, "SequenceClassification"), **rows)
     losses = []
 
@@ -73,11 +76,12 @@ def train_kbert(folder: Path, start: str, task: str, data: str) -> None:
             losses.append(float(logs["loss"]))
             self.model.reset_metrics()
 
-    schedule = WarmupLinearDecay(PEAK, STEPS, WARMUP)
+    schedule = WarmupLinearDecay(PEAK, len(stored), len(stored) // 10)
     model.compile(BertAdam(schedule, epsilon=EPSILON, bias_correction=True), jit_compile=False)
-    batches = batches.apply(tf.data.experimental.assert_cardinality(STEPS))
-    model.fit(batches, verbose=0, shuffle=False, callbacks=[PerStep()])
+    batches = batches.apply(tf.data.experimental.assert_cardinality(len(stored)))
+    model.fit(batches, verbose=2, shuffle=False, callbacks=[PerStep()])
     (folder / "kbert.json").write_text(json.dumps(losses))
+    huggingface.write(model, tokenizer, folder / "kbert")
 
 
 def train_torch(folder: Path) -> None:
@@ -94,10 +98,12 @@ def train_torch(folder: Path) -> None:
     plain = [p for p in model.parameters() if p.ndim == 1]
     groups = [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=PEAK, eps=EPSILON)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(n / WARMUP, (STEPS - n) / (STEPS - WARMUP)))
+    steps = 1 + max(int(name.partition("/")[0]) for name in stored)
+    warmup = steps // 10
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(n / warmup, (steps - n) / (steps - warmup)))
     model.train()
     losses = []
-    for number in range(STEPS):
+    for number in range(steps):
         batch = {name.partition("/")[2]: value for name, value in stored.items() if name.startswith(f"{number}/")}
         targets = {theirs: batch[ours] for ours, theirs in TARGETS.items() if ours in batch}
         if not kind:
@@ -115,6 +121,9 @@ def train_torch(folder: Path) -> None:
         optimizer.zero_grad(set_to_none=True)
         losses.append(loss.item())
     (folder / "torch.json").write_text(json.dumps(losses))
+    model.save_pretrained(folder / "torch")
+    shutil.copy(folder / "start" / "vocab.txt", folder / "torch")
+    shutil.copy(folder / "start" / "tokenizer_config.json", folder / "torch")
 
 
 def compare(folder: Path) -> None:
@@ -124,8 +133,24 @@ def compare(folder: Path) -> None:
     )
 
 
+def score(folder: Path, dev: str, questions: str = "-1") -> None:
+    import kbert
+    from kbert.tasks import squad, squad_answers
+    from kbert.tasks.squad_scores import scores_v1
+    from kbert.text.windows import WindowRule
+
+    asked = squad.read(dev, "1.1")[0]
+    asked = asked[: int(questions)] if int(questions) >= 0 else asked
+    for name in ("kbert", "torch"):
+        model, tokenizer = kbert.load(folder / name)
+        encoded, rule = squad.encode(asked, tokenizer, WindowRule()), squad_answers.AnswerRule()
+        found = squad_answers.best_spans(model, encoded, WindowRule(), rule)
+        texts = squad_answers.best_texts(squad_answers.join(asked, encoded, found, rule))
+        print(name, {metric: round(value, 2) for metric, value in scores_v1(asked, texts).items()}, flush=True)
+
+
 if __name__ == "__main__":
     mode, folder, *rest = sys.argv[1:]
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    {"kbert": train_kbert, "torch": train_torch, "compare": compare}[mode](folder, *rest)
+    {"kbert": train_kbert, "torch": train_torch, "compare": compare, "score": score}[mode](folder, *rest)

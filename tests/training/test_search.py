@@ -87,13 +87,17 @@ def test_a_finished_search_does_no_work(whole):
     assert (again.models, again.asked, again.saved) == (0, [], [])
 
 
-def test_a_stopped_search_goes_on_and_ends_the_same(whole, tmp_path):
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_stopped_search_goes_on_and_ends_the_same(whole, tmp_path, damaged):
     stopped = Searched(tmp_path, stop_at=(1, 3))
     with pytest.raises(Exception, match="Stop"):
         stopped.search.results(TRIALS, show=lambda line: None)
+    if damaged:  # the newest checkpoint; the one before it is there
+        newest = max(tmp_path.glob("runs/*/checkpoints/*"))
+        newest.write_bytes(newest.read_bytes()[:-1])
     goes_on = Searched(tmp_path)
     assert goes_on.search.results(TRIALS, show=lambda line: None) == whole.results
-    assert [(seed, begin) for _, seed, begin in goes_on.asked] == [(2, 0), (2, 3), (1, 0)]
+    assert [(seed, begin) for _, seed, begin in goes_on.asked] == [(2, 0), (2, 2 if damaged else 3), (1, 0)]
     np.testing.assert_array_equal((stopped.saved + goes_on.saved)[-1], whole.saved[-1])
 
 
