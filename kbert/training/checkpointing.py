@@ -81,7 +81,7 @@ class Checkpoint(keras.callbacks.Callback):
         for path in sorted(self.folder.glob("step-*.safetensors"), reverse=True):
             try:
                 values, metadata = read(path)
-            except (safetensors.SafetensorError, DamagedFile) as error:
+            except DamagedFile as error:
                 print(f"{path} is damaged ({error}); the checkpoint before it is used instead", file=sys.stderr)
                 path.rename(path.with_suffix(".damaged"))
                 continue
@@ -126,11 +126,9 @@ class Checkpoint(keras.callbacks.Callback):
             for name, value in values.items():
                 if np.issubdtype(value.dtype, np.floating) and not np.isfinite(value).all():
                     raise NonFiniteLoss(f"{name} is not finite after step {step}; {self.last_good()}")
-            metadata = {"step": str(step), "settings": self.settings_digest, "checksum": str(checksum(values))}
-            metadata |= {"to_evaluate": str(to_evaluate)}
+            metadata = {"step": str(step), "settings": self.settings_digest, "to_evaluate": str(to_evaluate)}
             self.folder.mkdir(parents=True, exist_ok=True)
-            with written_whole(self.path(step)) as temporary:
-                safetensors.numpy.save_file(values, temporary, metadata)
+            write(self.path(step), values, metadata)
             for path in sorted(self.folder.glob("step-*.safetensors"))[: -self.keep]:
                 path.unlink()
         except BaseException as error:
@@ -252,22 +250,36 @@ def check_shapes(path, values: dict, variables: dict) -> None:
             raise ValueError(f"{path}: {name} has the shape {list(stored)}, expected {list(expected)}: another model's")
 
 
+def write(path, values: dict, metadata: dict) -> None:
+    """Writes a checkpoint, whole or not at all."""
+    with written_whole(path) as temporary:
+        metadata = metadata | {"checksum": str(checksum(values, metadata))}
+        safetensors.numpy.save_file(values, temporary, metadata)
+
+
 def read(path) -> tuple[dict, dict]:
-    """Values and metadata of a checkpoint; raises SafetensorError or DamagedFile if it is not as it was written."""
-    with safetensors.safe_open(path, framework="np") as file:
-        values = {name: file.get_tensor(name) for name in file.keys()}
-        metadata = file.metadata() or {}
-    if metadata.get("checksum") != str(checksum(values)):
+    """Values and metadata of a checkpoint; raises DamagedFile if they are not as they were written."""
+    try:
+        with safetensors.safe_open(path, framework="np") as file:
+            values = {name: file.get_tensor(name) for name in file.keys()}
+            metadata = file.metadata() or {}
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # a damaged header names types that NumPy has not, is no UTF-8, ...
+        raise DamagedFile(f"{type(error).__name__}: {error}") from None
+    expected = metadata.pop("checksum", None)
+    if expected != str(checksum(values, metadata)):
         raise DamagedFile("its checksum is not that of its content")
     return values, metadata
 
 
-def checksum(values: dict) -> int:
-    """CRC-32 of names and bytes."""
-    result = 0
+def checksum(values: dict, metadata: dict) -> int:
+    """CRC-32 of metadata and of the tensors' names, types, shapes and bytes: of what is read, as the header is."""
+    result = zlib.crc32(json.dumps(metadata, sort_keys=True).encode())
     for name in sorted(values):
-        result = zlib.crc32(name.encode(), result)
-        result = zlib.crc32(values[name].reshape(-1).view(np.uint8), result)
+        value = values[name]
+        result = zlib.crc32(json.dumps([name, value.dtype.name, value.shape]).encode(), result)
+        result = zlib.crc32(value.reshape(-1).view(np.uint8), result)
     return result
 
 

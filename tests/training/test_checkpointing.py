@@ -1,5 +1,6 @@
 import errno
 import fcntl
+import itertools
 import os
 import signal
 import threading
@@ -100,6 +101,68 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(model, tmp_pat
     assert model.steps_done == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert files(tmp_path) == ["step-00000002.safetensors", "step-00000004.damaged"]
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A small checkpoint: its path and its content."""
+    path = tmp_path / "step-00000012.safetensors"
+    values = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b/é": np.array([3, 4], np.int64)}
+    values |= {"c": np.array(1, np.float32), "d": np.array(1, np.int8)}
+    content = values, {"step": "12", "settings": checkpointing.digest(SETTINGS), "to_evaluate": "False"}
+    checkpointing.write(path, *content)
+    return path, content
+
+
+def test_a_flipped_bit_anywhere_in_a_checkpoint_is_found_or_harmless(written):
+    path, content = written
+    whole, found = path.read_bytes(), 0
+    assert same(checkpointing.read(path), content)
+    for place, bit in itertools.product(range(len(whole)), (0, 5, 7)):  # all eight take 8 s
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
+        try:
+            assert same(checkpointing.read(path), content), (place, bit)
+        except checkpointing.DamagedFile:
+            found += 1
+    assert found > 0.99 * 3 * len(whole)
+
+
+@pytest.mark.parametrize(
+    ("there", "damaged"),
+    [
+        ('"step":"12"', '"step":"16"'),
+        ('"to_evaluate":"False"', '"to_evaluate":"True"'),
+        ('"F32"', '"I32"'),
+        ('"I64"', '"F64"'),
+        ("[2,3]", "[3,2]"),
+        ('"shape":[]', '"shape":[1]'),
+        ('"a":', '"e":'),
+        ('"I8"', '"F8_E4M3"'),  # for which safetensors raises an AttributeError
+    ],
+)
+def test_a_header_that_says_something_else_is_damage(written, there, damaged):
+    path, _ = written
+    whole = path.read_bytes()
+    length = 8 + int.from_bytes(whole[:8], "little")
+    header = whole[8:length].decode().replace(there, damaged).encode()
+    assert header != whole[8:length]
+    path.write_bytes(len(header).to_bytes(8, "little") + header + whole[length:])
+    with pytest.raises(checkpointing.DamagedFile):
+        checkpointing.read(path)
+
+
+def same(one, other) -> bool:
+    """Whether two checkpoints are read alike: values with their types and shapes, and metadata."""
+    described = [{k: (v.dtype.str, v.shape, v.tobytes()) for k, v in values.items()} for values, _ in (one, other)]
+    return described[0] == described[1] and one[1] == other[1]
+
+
+def test_a_checkpoint_that_cannot_be_opened_is_not_taken_for_damaged(model, tmp_path):
+    folder = tmp_path / "checkpoints" / "step-00000002.safetensors"
+    folder.mkdir(parents=True)
+    with pytest.raises(OSError):
+        Checkpoint(tmp_path, SETTINGS).restore(model)
+    assert folder.exists()
 
 
 def test_what_a_killed_run_left_half_written_is_removed(model, tmp_path):
