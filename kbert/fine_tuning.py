@@ -64,6 +64,11 @@ def check_rules(layers: LayerRule, optimizer: OptimizerRule, seed: int, restarts
         raise ValueError(f"--layers.decay {layers.decay}: expected a share above 0, up to 1")
 
 
+def alike(optimizer, devices: DeviceRule) -> dict:
+    """What all processes of a run do alike beside its settings, and may do otherwise when they go on with it."""
+    return {"accumulation": optimizer.accumulation, "recompute": devices.recompute}
+
+
 def check_numbers(optimizer, seed: int) -> None:
     """Raises ValueError for what no optimizer can do, and no seed be; the rule of a fine-tuning or of pre-training."""
     if not 0 <= seed < 2**32:

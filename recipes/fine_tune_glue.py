@@ -18,6 +18,7 @@ from kbert.devices import start as start_devices
 from kbert.fine_tuning import (
     LayerRule,
     OptimizerRule,
+    alike,
     check_grid,
     check_rows,
     check_rules,
@@ -128,7 +129,7 @@ def main(
     settings |= {"examples": digest(problem.labelled), "labels": problem.labels}
     settings |= {"metrics": problem.metrics, "kind": problem.kind}
     settings |= {"sequence_length": sequence_length, "seed": seed, "class_weights": loss.class_weights}
-    begin_run(output, settings, replicas)
+    begin_run(output, settings, replicas, alike(optimizer, devices))
     report.table("Fine-tuning", facts_of(problem, encoded))
 
     # Build, compile, fit and evaluate each run; the best on dev is saved as it is found.

@@ -14,6 +14,7 @@ from kbert.devices import start as start_devices
 from kbert.fine_tuning import (
     LayerRule,
     OptimizerRule,
+    alike,
     check_grid,
     check_rows,
     check_rules,
@@ -142,7 +143,7 @@ def main(
     settings |= {"labels": labels, "sequence_length": sequence_length, "context": context, "seed": seed}
     settings |= {"sets": digest({name: sets[name] for name in ("train", "dev")})}  # not test, which changes no run
     settings |= {"features": asdict(features)} if head == "bilstm" else {}
-    begin_run(output, settings, replicas)
+    begin_run(output, settings, replicas, alike(optimizer, devices))
     report.table("Fine-tuning", facts_of(sets, encoded, labels))
 
     # Build, compile, fit and evaluate each run; the best on dev is saved as it is found.

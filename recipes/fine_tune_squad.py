@@ -15,6 +15,7 @@ from kbert.devices import start as start_devices
 from kbert.fine_tuning import (
     LayerRule,
     OptimizerRule,
+    alike,
     check_grid,
     check_rows,
     check_rules,
@@ -138,7 +139,7 @@ def main(
     settings |= {"examples": squad.digest(learned), "dev": squad.digest(asked), "version": version, "seed": seed}
     settings |= {f"windows.{name}": value for name, value in rule._asdict().items()}
     settings |= {f"answers.{name}": value for name, value in answer_rule._asdict().items()}
-    begin_run(output, settings, replicas)
+    begin_run(output, settings, replicas, alike(optimizer, devices))
     report.table("Fine-tuning", facts_of({"train": encoded, "dev": judge.encoded}, (learned, asked), lost))
 
     # Build, compile, fit and evaluate each run; the best on dev is saved as it is found.

@@ -12,6 +12,7 @@ from kbert.devices import start as start_devices
 from kbert.fine_tuning import (
     LayerRule,
     OptimizerRule,
+    alike,
     check_grid,
     check_rows,
     check_rules,
@@ -86,7 +87,7 @@ def main(
     check_rows(batch_sizes, encoded["train"])
     settings |= {"sets": digest({name: sets[name] for name in ("train", "dev")})}  # not test, which changes no run
     settings |= {"sequence_length": sequence_length, "seed": seed}
-    begin_run(output, settings, replicas)
+    begin_run(output, settings, replicas, alike(optimizer, devices))
     facts = {f"{name}: choices": len(one.lengths) for name, one in encoded.items()}
     facts |= {f"{name}: sequences longer than {sequence_length}, cut": one.truncated for name, one in encoded.items()}
     report.table("Fine-tuning", facts | {"endings": encoded["train"].count})

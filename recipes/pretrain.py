@@ -16,7 +16,7 @@ from typing import Literal
 from kbert.command_line import run as start
 from kbert.devices import DeviceRule, Strategy, check_batch
 from kbert.devices import start as start_devices
-from kbert.fine_tuning import check_numbers
+from kbert.fine_tuning import alike, check_numbers
 
 # Peak learning rates of BertAdam. Tiny's and Mini's are measured at batch 32: twice as much keeps Mini at the unigram
 # loss for 250 steps and costs Tiny the next sentences; Base's and Large's are the paper's, the others lie between.
@@ -202,7 +202,7 @@ def main(
     settings |= {"precision": devices.precision} | ({"start": digest(first)} if start else {})
     of_process = ("cache", "data_servers", "serve_data")
     how_run = {f"run.{name}": value for name, value in asdict(run).items() if name not in of_process}
-    agree(replicas, settings | how_run | {"accumulation": optimizer.accumulation})  # before the text is looked through
+    agree(replicas, settings | how_run | alike(optimizer, devices))  # before the text is looked through
     cache = run.cache or str(Path(output) / "cache")
     with chief_first(replicas):
         train, held = read_corpora((corpus, held_out), tokenizer, rule, text, cache)

@@ -126,12 +126,15 @@ def test_a_killed_run_ends_with_the_same_weights_to_the_bit_and_each_step_logged
     assert {len(values) for values in logged["killed"].values()} == {1}
 
 
-@pytest.mark.parametrize(("changes", "at_once"), [("--seed 2", True), pytest.param("", False, marks=pytest.mark.long)])
+OTHERWISE = "--seed 2 --optimizer.accumulation 2 --devices.precision bfloat16 --devices.recompute"
+
+
+@pytest.mark.parametrize(("changes", "at_once"), [(OTHERWISE, True), pytest.param("", False, marks=pytest.mark.long)])
 def test_workers_that_cannot_train_together_end_in_a_line_each(folder, changes, at_once):
-    """With another seed before anything is read; after a kill as soon as the other is missed."""
+    """With other settings before anything is read; after a kill as soon as the other is missed."""
     addresses = free_addresses(2)
     command = f"{PRETRAIN} --steps 100000 --strategy multi_worker --devices.workers {' '.join(addresses)}"
-    words = shlex.split(command.replace("OUT", f"workers {changes}".strip().replace(" ", "-")))
+    words = shlex.split(command.replace("OUT", f"workers-{at_once}"))
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": folder}
     started = [
         subprocess.Popen([sys.executable, ROOT / words[1], *words[2:], "--devices.worker", n, *extra], **pipes)
@@ -149,7 +152,9 @@ def test_workers_that_cannot_train_together_end_in_a_line_each(folder, changes, 
             process.kill()
     if at_once:
         assert [process.returncode for process in started] == [2, 2]
-        assert all(one.endswith("worker 1 were started with other settings: seed is 1 and 2\n") for one in told)
+        different = "accumulation is 1 and 2; precision is 'float32' and 'bfloat16'; recompute is False and True"
+        expected = f"worker 1 were started with other settings: {different}; seed is 1 and 2\n"
+        assert all(one.endswith(expected) for one in told), told
     else:
         assert started[0].returncode == 2 and "another worker is gone" in told[0] and told[0].count("\n") == 1, told
 

@@ -7,6 +7,8 @@ import pytest
 from small_corpus import VOCABULARY, text
 from stranger import PRETRAIN, recipe, refuse
 
+from kbert.training import distribution
+
 
 @pytest.fixture
 def bad_files(folder, monkeypatch):
@@ -212,6 +214,25 @@ def test_what_these_recipes_cannot_do_is_refused(folder, start, monkeypatch, nam
     }
     refuse(name, f"--model {start} {files[name]} {change}", message)
     assert not Path("not_tuned.npz").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("fine_tune_glue", "--task mrpc --data glue/MRPC"),
+        ("fine_tune_squad", "--train train-v1.1.json --dev dev-v1.1.json"),
+        ("fine_tune_ner", "--train train.conll --dev dev.conll"),
+        ("fine_tune_swag", "--train train.csv --dev val.csv"),
+    ],
+)
+def test_workers_that_would_not_fine_tune_alike_are_refused(folder, start, monkeypatch, name, files):
+    monkeypatch.chdir(folder)
+    other = {"accumulation": 4, "precision": "bfloat16", "recompute": True}
+    monkeypatch.setattr(distribution, "workers", lambda strategy: 2)
+    monkeypatch.setattr(distribution, "is_chief", lambda strategy: True)
+    monkeypatch.setattr(distribution, "exchanged", lambda strategy, mine: [mine, mine | other])
+    told = "accumulation is 1 and 4; precision is 'float32' and 'bfloat16'; recompute is False and True"
+    refuse(name, f"--model {start} {files} --batch-sizes 4 --output not_tuned", f"with other settings: {told}")
 
 
 def test_vectors_of_a_pipe_go_to_what_needs_no_count(folder, start, monkeypatch):

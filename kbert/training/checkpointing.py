@@ -287,13 +287,13 @@ def digest(settings: dict) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
-def begin_run(output, settings: dict, strategy: tf.distribute.Strategy) -> None:
+def begin_run(output, settings: dict, strategy: tf.distribute.Strategy, alike: dict | None = None) -> None:
     """Begins or goes on with the run in a folder: notes its settings, and keeps others out while this process lives.
 
-    Raises ValueError in all processes if their settings differ, or if the folder has another run, or another process
-    that trains in it.
+    alike: what else all processes do alike, and may do otherwise when they go on. Raises ValueError in all processes if
+    any of this differs, or if the folder has another run, or another process that trains in it.
     """
-    agree(strategy, settings)
+    agree(strategy, settings | (alike or {}))
     with chief_first(strategy):
         check_settings(output, settings)
         if is_chief(strategy):

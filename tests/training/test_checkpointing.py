@@ -327,6 +327,15 @@ def test_an_output_folder_takes_one_runs_settings(tmp_path):
         check_settings(tmp_path / "run", {"size": "tiny"})
 
 
+def test_a_run_goes_on_in_other_parts_but_not_with_other_settings(tmp_path):
+    begin_run(tmp_path, SETTINGS, tf.distribute.get_strategy(), {"accumulation": 1})
+    begin_run(tmp_path, SETTINGS, tf.distribute.get_strategy(), {"accumulation": 4})
+    assert "accumulation" not in (tmp_path / "run.json").read_text()
+    with pytest.raises(ValueError, match="holds another run's settings: steps is 100 there and 200 now"):
+        begin_run(tmp_path, SETTINGS | {"steps": 200}, tf.distribute.get_strategy(), {"accumulation": 4})
+    checkpointing.CLAIMED.pop(tmp_path / "run.json").close()
+
+
 def test_a_run_is_one_processs(tmp_path):
     begin_run(tmp_path, SETTINGS, tf.distribute.get_strategy())
     begin_run(tmp_path, SETTINGS, tf.distribute.get_strategy())
