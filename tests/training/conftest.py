@@ -39,10 +39,14 @@ def runs(start_process, tmp_path_factory):
         time.sleep(0.01)
     time.sleep(random.random() / 4)
     process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL and not (killed / "digest").exists(), "killed after its end"
+    newest = tiny_run.newest(killed)
 
     for process in (start_process(tiny_run.train, killed), never_stopped):
         process.join()
         assert process.exitcode == 0
+    assert newest >= 16 and (killed / "begun-0").read_text() == str(newest + 1)
     return {"whole": whole, "killed": killed}
 
 

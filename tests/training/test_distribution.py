@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from kbert.training.distribution import Cluster, new_strategy, shared_out, workers
 from tests.training import tiny_run
-from tests.training.logged import events
+from tests.training.logged import TIMES, events
 from tests.training.tiny_run import free_addresses
 
 TOLERANCE = 1e-5
@@ -234,21 +234,58 @@ def test_a_killed_run_goes_on_with_another_number_of_replicas(start_process, tmp
         assert distance <= TOLERANCE * max(np.linalg.norm(expected[name]), 1e-3 * expected[name].size ** 0.5)
 
 
-def until_done(start_process, output, kill, processes=1, **options):
-    """Starts a run until it is done; `kill` says after how many seconds one of its processes is killed, or None."""
-    for seconds in itertools.chain(kill, itertools.repeat(None)):
-        addresses = free_addresses(processes)
-        clusters = [Cluster(addresses, number) if processes > 1 else None for number in range(processes)]
-        running = [start_process(tiny_run.train, output, cluster=cluster, **options) for cluster in clusters]
-        if seconds is not None:
-            time.sleep(seconds)
-            random.choice(running).kill()
-        for process in running:
-            process.join(timeout=120)
-            assert process.exitcode is not None, "a process that lost another goes on waiting"
-        if seconds is None:
-            assert [process.exitcode for process in running] == [0] * processes
-            return
+def begun(start_process, output, processes, write=None, **options) -> list:
+    """The processes of a run, just started; write: the chief's moment and number for train_until_write."""
+    for path in output.glob("begun-*"):
+        path.unlink()
+    addresses = free_addresses(processes)
+    running = []
+    for number in range(processes):
+        given = options | {"cluster": Cluster(addresses, number) if processes > 1 else None}
+        of_writing = (tiny_run.train_until_write, output, *write) if write and number == 0 else None
+        running.append(start_process(*(of_writing or (tiny_run.train, output)), **given))
+    return running
+
+
+def ended(running) -> list[int]:
+    for process in running:
+        process.join(timeout=120)
+        assert process.exitcode is not None, "a process that lost another goes on waiting"
+    return [process.exitcode for process in running]
+
+
+def kill_in_training(start_process, output, processes, **options):
+    """Starts a run, and kills one of its processes at a random moment between its first step and its last."""
+    running, victim = begun(start_process, output, processes, **options), random.randrange(processes)
+    first = output / f"begun-{victim}"
+    while not first.exists():
+        assert all(process.is_alive() for process in running), "ended before its first step"
+        time.sleep(0.005)
+    calls = (tiny_run.STEPS - int(first.read_text())) // options.get("steps_per_execution", 1)
+    time.sleep(random.uniform(0, 0.7) * tiny_run.PAUSE * calls)
+    running[victim].kill()
+    statuses = ended(running)
+    assert statuses.pop(victim) == -signal.SIGKILL and 0 not in statuses
+
+
+def kill_in_writing(start_process, output, processes, **options):
+    """The same while a checkpoint is written, or just after."""
+    before = tiny_run.newest(output)
+    number = random.randint(1, (tiny_run.STEPS - before) // tiny_run.EVERY)
+    moment = random.choice(["half written", "after renaming"])
+    first, *others = ended(begun(start_process, output, processes, (moment, number), **options))
+    # Where it is the last, the others have nothing to wait for.
+    assert first == -signal.SIGKILL and (0 not in others or before + number * tiny_run.EVERY == tiny_run.STEPS)
+    there = number if moment == "after renaming" else number - 1
+    assert tiny_run.newest(output) == before + there * tiny_run.EVERY, (moment, number)
+
+
+def go_on_until_done(start_process, output, processes=1, **options):
+    """Starts a run, which is to begin after its newest checkpoint, and to end."""
+    newest = tiny_run.newest(output)
+    assert ended(begun(start_process, output, processes, **options)) == [0] * processes
+    firsts = {path.read_text() for path in output.glob("begun-*")}
+    assert firsts == ({str(newest + options.get("steps_per_execution", 1))} if newest < tiny_run.STEPS else set())
 
 
 @pytest.mark.parametrize(
@@ -264,18 +301,22 @@ def until_done(start_process, output, kill, processes=1, **options):
 )
 @pytest.mark.long
 def test_runs_killed_at_any_moment_end_with_the_same_bits(start_process, tmp_path, runs, processes, options):
-    begin = time.perf_counter()
-    until_done(start_process, tmp_path / "whole", [], processes, **options)
-    longest = time.perf_counter() - begin
+    """Each is killed twice: at a random moment of its training, and at a random checkpoint's writing."""
+    whole, kills = tmp_path / "whole", [kill_in_training, kill_in_writing]
+    go_on_until_done(start_process, whole, processes, **options)
     for number in range(runs):
         output = tmp_path / f"killed {number}"
-        until_done(start_process, output, [random.uniform(0.3, 1) * longest for _ in range(2)], processes, **options)
-        assert (output / "digest").read_text() == (tmp_path / "whole" / "digest").read_text()
-        assert steps_logged(output) == steps_logged(tmp_path / "whole")
+        for kill in random.sample(kills, 2) if number else kills:
+            if tiny_run.newest(output) < tiny_run.STEPS:  # there is something left to kill
+                kill(start_process, output, processes, **options)
+                assert not (output / "digest").exists()
+        go_on_until_done(start_process, output, processes, **options)
+        assert (output / "digest").read_text() == (whole / "digest").read_text()
+        assert logged(output) == logged(whole)
 
 
-def steps_logged(output) -> list:
-    """What a run logged of its steps, each once."""
-    logged = events(output / "logs")
-    assert {len(values) for values in logged.values()} == {1}
-    return sorted(logged)
+def logged(output) -> dict:
+    """What a run logged of its steps, each once, but for times."""
+    found = events(output / "logs")
+    assert {len(values) for values in found.values()} == {1}
+    return {place: values for place, values in found.items() if place[1] not in TIMES}

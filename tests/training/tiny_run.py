@@ -20,6 +20,7 @@ from kbert.training.checkpointing import Checkpoint, Stopped, check_settings, st
 from kbert.training.distribution import WorkerLost, chief_first, is_chief, new_strategy
 from kbert.training.monitoring import Evaluate, EventFiles, Monitor
 from kbert.training.optimization import BertAdam, WarmupLinearDecay
+from kbert.whole_file import write_whole
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
 LENGTH, PREDICTIONS = 16, 3
@@ -69,11 +70,27 @@ def dataset(start=0, stop=1000):
     return tf.data.Dataset.from_tensor_slices({name: np.stack([b[name] for b in batches]) for name in batches[0]})
 
 
+STEPS, EVERY = 24, 4  # of `train`, and from one of its checkpoints to the next
+PAUSE = 0.05
+
+
 class Slow(keras.callbacks.Callback):
     """Gives a killer time to strike between two steps."""
 
     def on_train_batch_end(self, batch, logs=None):
-        time.sleep(0.05)
+        time.sleep(PAUSE)
+
+
+class Begun(keras.callbacks.Callback):
+    """Leaves in a file how many steps are done after the first call of this process."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = Path(path)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch < self.model.steps_per_execution:
+            write_whole(self.path, str(self.model.steps_done).encode())
 
 
 class Signal(keras.callbacks.Callback):
@@ -88,11 +105,11 @@ class Signal(keras.callbacks.Callback):
             os.kill(os.getpid(), self.number)
 
 
-def train(output, steps=24, replicas=1, cluster=None, at=None, dropout=0.1, peak=1e-2, dtype=None, **options):
+def train(output, steps=STEPS, replicas=1, cluster=None, at=None, dropout=0.1, peak=1e-2, dtype=None, **options):
     """Trains up to `steps`, from the last checkpoint if there is one; a digest of all weights in `<output>/digest`.
 
-    at: a step and a signal that this process then gets. Ends with status 3 where another process is lost, 128 and the
-    signal where it was stopped.
+    at: a step and a signal that this process then gets. `<output>/begun-<number of the process>` has what Begun says.
+    Ends with status 3 where another process is lost, 128 and the signal where it was stopped.
     """
     tf.config.experimental.enable_op_determinism()
     settings = {"steps": steps, "seed": 1}
@@ -103,7 +120,7 @@ def train(output, steps=24, replicas=1, cluster=None, at=None, dropout=0.1, peak
     with strategy.scope():
         model = new_model(dropout, dtype)
         model.compile(new_optimizer(steps, peak), **{"jit_compile": False, **options})
-    checkpoint = Checkpoint(output, settings, every=4)
+    checkpoint = Checkpoint(output, settings, every=EVERY)
     start = checkpoint.restore(model)
     events = EventFiles(Path(output) / "logs", checkpoint)
     callbacks = [
@@ -111,6 +128,7 @@ def train(output, steps=24, replicas=1, cluster=None, at=None, dropout=0.1, peak
         Evaluate(dataset(500, 503), events, every=6, baselines={"masked_lm_loss": 3.2}),
         *([Signal(*at)] if at else []),
         checkpoint,
+        Begun(Path(output, f"begun-{cluster.number if cluster else 0}")),
         Slow(),
     ]
     data = dataset(int(model.data_position[-1]), 100)
@@ -133,7 +151,13 @@ def digest(model, *ignored):
     return hashlib.sha256(b"".join(values)).hexdigest()
 
 
-def train_until_write(output, moment, number):
+def newest(output) -> int:
+    """The step of the newest checkpoint, 0 without one."""
+    steps = [int(path.stem.partition("-")[2]) for path in Path(output, "checkpoints").glob("step-*.safetensors")]
+    return max(steps, default=0)
+
+
+def train_until_write(output, moment, number, **options):
     """Trains, and kills itself at a moment of writing checkpoint `number`, counted from 1 in this process."""
     replace, written = os.replace, []
 
@@ -151,7 +175,7 @@ def train_until_write(output, moment, number):
         os.kill(os.getpid(), signal.SIGKILL)
 
     os.replace = deadly
-    train(output)
+    train(output, **options)
 
 
 def small(number, size):
