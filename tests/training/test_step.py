@@ -196,21 +196,46 @@ def test_wide_layers_are_compiled_in_pieces_and_narrow_ones_and_what_is_computed
         wide.compile(new_optimizer(), jit_compile="whole")
 
 
-def test_the_whole_step_compiles_with_static_shapes_and_holds_no_string(model):
+OF_SHAPES = {"BroadcastGradientArgs"}  # computes axes from shapes alone, as XLA does while it compiles
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_whole_step_compiles_with_static_shapes_and_holds_no_string(accumulation):
     """The nearest thing to a TPU here: forward, backward, reduction, optimizer and metrics in one XLA program."""
     assert all(one.shape.is_fully_defined() for one in dataset().element_spec.values())
-    whole = new_model()
-    whole.compile(new_optimizer(), jit_compile=False)
-    step = tf.function(functools.partial(whole._train_step, whole._gradients), jit_compile=True, autograph=False)
+    uncompiled, whole = new_model(), new_model()
+    uncompiled.compile(new_optimizer(), jit_compile=False, accumulation=accumulation)
+    whole.compile(new_optimizer(), jit_compile=True, accumulation=accumulation)
+    gradients_of = whole._graph(whole._gradients, xla=whole.compiled_by_xla)
+    step = tf.function(functools.partial(whole._train_step, gradients_of), jit_compile=True, autograph=False)
     features = {name: tf.constant(value) for name, value in batch(0).items()}
-    expected = fit(model, dataset(), 1)
+    expected = fit(uncompiled, dataset(), 1)
     reached = step(features, tf.constant(0.0))
-    operations = step.get_concrete_function(features, tf.constant(0.0)).graph.get_operations()
-    assert not [operation for operation in operations for tensor in operation.outputs if tensor.dtype == tf.string]
     assert {name: float(reached[name]) for name in expected} == {
         name: pytest.approx(values[0], rel=1e-4) for name, values in expected.items()
     }
     assert whole.steps_done == 1
+
+    nodes = all_nodes(step.get_concrete_function(features, tf.constant(0.0)).graph)
+    assert all(node.attr["_output_shapes"].list.shape for node in nodes if node.op == "MatMul")
+    assert {"MatMul", "ResourceApplyAdam"} <= {node.op for node in nodes}  # of the forward pass, of the optimizer
+    assert not [node.name for node in nodes if tf.string.as_datatype_enum in types_of(node)]
+    assert not [f"{node.op} {node.name}" for node in nodes if not is_static(node) and node.op not in OF_SHAPES]
+
+
+def all_nodes(graph) -> list:
+    """The operations of a graph and of all functions that it calls."""
+    definition = graph.as_graph_def(add_shapes=True)
+    return [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+
+
+def types_of(node) -> set:
+    return {number for value in node.attr.values() for number in (value.type, *value.list.type)}
+
+
+def is_static(node) -> bool:
+    shapes = node.attr["_output_shapes"].list.shape
+    return all(not shape.unknown_rank and all(dimension.size >= 0 for dimension in shape.dim) for shape in shapes)
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
