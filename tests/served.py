@@ -30,7 +30,7 @@ def free_port() -> int:
 
 
 def wait_for(condition) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)

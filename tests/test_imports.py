@@ -148,9 +148,9 @@ def test_the_rules_catch_an_import_in_the_wrong_direction(module, source):
 def test_import_kbert_is_light():
     code = """
 import sys, time
-start = time.perf_counter()
+start = time.process_time()
 import kbert
-elapsed = time.perf_counter() - start
+elapsed = time.process_time() - start
 heavy = {"keras", "tensorflow", "numpy", "tyro"} & set(sys.modules)
 print(elapsed, *heavy)
 """

@@ -87,7 +87,7 @@ class Served:
         begin = time.perf_counter()
         command = [sys.executable, SERVE, "--models", folder, "--port", self.port, "--no-access-log", *flags]
         self.process = subprocess.Popen([str(part) for part in command], stderr=subprocess.PIPE)
-        while self.process.poll() is None and time.perf_counter() - begin < 120:
+        while self.process.poll() is None and time.perf_counter() - begin < 300:
             try:
                 [(status, _, self.first)] = asyncio.run(ask(self.port, [request_of("a")], clients=1))
                 assert status == 200
@@ -162,7 +162,7 @@ def served(asked, tmp_path_factory):
     with Served(folder, "--seconds", "0.2") as served:
         yield served
         served.process.send_signal(signal.SIGTERM)
-        assert served.process.wait(timeout=30) in (0, -signal.SIGTERM)
+        assert served.process.wait(timeout=300) in (0, -signal.SIGTERM)
 
 
 def test_under_load_every_request_gets_its_own_answer_while_versions_change(asked, served, size):

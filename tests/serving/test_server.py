@@ -273,11 +273,11 @@ def test_what_a_client_asked_that_left_is_not_computed(served):
 
     def wait(inputs):
         begun.set()
-        return {"x": np.zeros(int(goes_on.wait(20)))}
+        return {"x": np.zeros(int(goes_on.wait(60)))}
 
     with running(served.app, port):
         first = served.batcher.submit(Signature({}, {}, {}, wait), {})
-        assert begun.wait(20)
+        assert begun.wait(60)
         with socket.create_connection(("127.0.0.1", port)) as client:
             body = b'{"instances": ["a"]}'
             client.sendall(b"POST /v1/models/capitals:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 20\r\n\r\n" + body)
@@ -286,7 +286,7 @@ def test_what_a_client_asked_that_left_is_not_computed(served):
         wait_for(waiting.answer.cancelled)
         wait_for(lambda: 'model="capitals",status="499"' in served.get("/metrics").text)
         goes_on.set()
-        assert len(first.result(10)["x"]) == 1
+        assert len(first.result(60)["x"]) == 1
         assert predict(served, {"instances": ["a"]}).status_code == 200
 
 

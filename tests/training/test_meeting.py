@@ -41,14 +41,14 @@ def test_what_differs_is_told_to_all():
 
 def test_who_does_not_come_is_named_to_all_who_wait():
     addresses = free_addresses(3)
-    expected = f"no sign of worker 1 ({addresses[1]}) in 1 seconds"
+    expected = f"no sign of worker 1 ({addresses[1]}) in 2 seconds"
     begin = time.monotonic()
-    assert results(addresses, [{}] * 3, seconds=1.0, numbers=[0, 2]) == [expected] * 2
+    assert results(addresses, [{}] * 3, seconds=2.0, numbers=[0, 2]) == [expected] * 2
     assert (
-        results(addresses, [{}] * 3, seconds=1.0, numbers=[1, 2])
-        == [f"no sign of worker 0 ({addresses[0]}) in 1 seconds"] * 2
+        results(addresses, [{}] * 3, seconds=2.0, numbers=[1, 2])
+        == [f"no sign of worker 0 ({addresses[0]}) in 2 seconds"] * 2
     )
-    assert time.monotonic() - begin < 8
+    assert time.monotonic() - begin < 60
 
 
 def test_two_of_the_same_number_are_refused():

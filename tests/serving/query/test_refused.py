@@ -97,8 +97,8 @@ def test_a_refusal_that_is_every_lines_stops(server):
 )
 def test_what_cannot_be_asked_is_refused_before_anything_is(server, here, flags, message):
     begin = time.monotonic()
-    assert message in refusal(server.url, "--pause", "30", *flags.split(), "--output", "answers")
-    assert server.asked == 0 and not (here / "answers").exists() and time.monotonic() - begin < 15
+    assert message in refusal(server.url, "--pause", "600", *flags.split(), "--output", "answers")
+    assert server.asked == 0 and not (here / "answers").exists() and time.monotonic() - begin < 300
 
 
 @pytest.mark.parametrize("kind", ["rest", "grpc"])
