@@ -145,8 +145,8 @@ def test_workers_that_cannot_train_together_end_in_a_line_each(folder, changes, 
             next(line for line in started[0].stdout if "/100000" in line)
             started[1].kill()
         begin = time.perf_counter()
-        told = [process.communicate(timeout=120)[1] for process in started]
-        assert time.perf_counter() - begin < 90
+        told = [process.communicate(timeout=300)[1] for process in started]
+        assert time.perf_counter() - begin < 300
     finally:
         for process in started:
             process.kill()
@@ -172,7 +172,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(folder):
         if "/100000" in line:
             break
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 128 + signal.SIGINT
     assert re.search(r"stopped after step \d+, saved in .*; the same command goes on from there", errors)
     assert list((folder / "stopped" / "checkpoints").glob("step-*.safetensors"))
@@ -236,10 +236,16 @@ def test_the_ablations_without_next_sentences_are_trained(folder, monkeypatch, o
 
 
 @pytest.mark.long
-def test_the_quickstart_goes_from_installed_packages_to_filled_blanks(folder):
-    done = recipe("python recipes/quickstart.py --steps 3 --fine-tuning-steps 10", folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Blanks filled in" in done.stdout
-    metrics = json.loads((folder / "runs" / "quickstart" / "metrics.json").read_text())
-    assert {"held_out_masked_lm_loss", "accuracy, pre-trained", "accuracy, from scratch"} <= set(metrics)
+def test_the_quickstart_goes_from_installed_packages_to_filled_blanks_and_a_second_call_trains_nothing(folder):
+    output, before = folder / "runs" / "quickstart", None
+    for _ in range(2):
+        done = recipe("python recipes/quickstart.py --steps 3", folder)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "Blanks filled in" in done.stdout
+        metrics = json.loads((output / "metrics.json").read_text())
+        assert {"held_out_masked_lm_loss", "accuracy, pre-trained", "accuracy, from scratch"} <= set(metrics)
+        trained = [*output.glob("*/checkpoints/*"), *output.glob("libraries-*/*.h5"), *output.glob("untrained/*")]
+        times = {path: path.stat().st_mtime_ns for path in trained}
+        assert len(trained) >= 7 and times == (before or times)
+        before = times
     assert (folder / "saved_models" / "quickstart" / "1" / "saved_model.pb").exists()

@@ -244,7 +244,7 @@ def test_vectors_of_a_pipe_go_to_what_needs_no_count(folder, start, monkeypatch)
     )
 
 
-@pytest.mark.parametrize("change", ["--name a/b", "--steps 0", "--fine-tuning-steps 0", "--seed -1"])
+@pytest.mark.parametrize("change", ["--name a/b", "--steps 0", "--epochs 0", "--seed -1"])
 def test_a_journey_that_would_end_on_the_way_is_refused(folder, monkeypatch, change):
     monkeypatch.chdir(folder)
     refuse("quickstart", f"--output journey {change}", change.split()[0])
