@@ -41,6 +41,7 @@ class TurnRule:
 
 
 Size = Literal["tiny", "mini", "small", "medium", "base", "large"]
+Documents = Literal["blank-line", "file"]
 
 
 def step(
@@ -181,6 +182,7 @@ def serving(
 def data(
     corpus: str,
     vocabulary: str,
+    documents: Documents = "blank-line",
     sequence_length: int = 128,
     batch_size: int = 256,
     tokens: int = 5_000_000,
@@ -191,21 +193,14 @@ def data(
     Args:
         corpus: a file, or a folder of .txt files.
         vocabulary: a vocab.txt.
+        documents: where a document ends: at each blank line and at the end of a file, or at the end of a file only.
         sequence_length: tokens per sequence.
         batch_size: sequences per batch.
         tokens: real tokens of a round.
         turns: who takes part and how often.
     """
     check(turns)
-    for path in (corpus, vocabulary):
-        if not Path(path).exists():
-            raise ValueError(f"{path}: no such file or folder")
-    files = sorted(str(path) for path in Path(corpus).rglob("*.txt")) if Path(corpus).is_dir() else [corpus]
-    if not files:
-        raise ValueError(f"--corpus {corpus}: holds no .txt files; expected some")
-
-    job = {"files": files, "vocabulary": vocabulary, "tokens": tokens}
-    job |= {"sequence_length": sequence_length, "batch_size": batch_size}
+    job = jobs.job_of_data(corpus, vocabulary, documents, sequence_length, batch_size, tokens)
     systems = [
         System("kbert", "data_kbert", job),
         System("tensorflow-text, tokens alone", "data_tensorflow_text", job),

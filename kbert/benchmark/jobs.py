@@ -1,4 +1,4 @@
-"""The work that systems are given: models of a size, products of a step, sentences of a file."""
+"""The work that systems are given: models of a size, products of a step, sentences of a file, a corpus."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -70,6 +70,22 @@ def write_model(folder: Path, start: str | None, size: str, labels: int = 0, seq
         model = encoder
     huggingface.write(model, tokenizer, folder)
     return model, tokenizer
+
+
+def job_of_data(
+    corpus: str, vocabulary: str, documents: str, sequence_length: int, batch_size: int, tokens: int
+) -> dict:
+    """A file, or a folder's .txt files, to batches. Raises ValueError for what is not there, and for no tokens."""
+    for path in (corpus, vocabulary):
+        if not Path(path).exists():
+            raise ValueError(f"{path}: no such file or folder")
+    files = sorted(str(path) for path in Path(corpus).rglob("*.txt")) if Path(corpus).is_dir() else [corpus]
+    if not files:
+        raise ValueError(f"--corpus {corpus}: holds no .txt files; expected some")
+    if tokens < 1:
+        raise ValueError(f"--tokens {tokens}: expected at least 1")
+    job = {"files": files, "vocabulary": vocabulary, "documents": documents, "tokens": tokens}
+    return job | {"sequence_length": sequence_length, "batch_size": batch_size}
 
 
 def first_lines(path: str, count: int) -> list[str]:

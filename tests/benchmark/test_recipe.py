@@ -55,6 +55,15 @@ def test_other_work_is_done_in_turn(command, start, folder, tmp_path, monkeypatc
         assert "dev_f1" in told["kbert"]["rounds"][0]["scores"] and "dev_f1" in capsys.readouterr().out
 
 
+@LONG
+def test_a_document_ends_where_it_is_said_to(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").write_text("a first line\n\nanother one\n\nand a third\n" * 100)
+    command = f"data --corpus book.txt --vocabulary {folder}/vocab.txt --tokens 100 --sequence-length 32 --batch-size 2"
+    call(f"python recipes/benchmark.py {command} --turns.rounds 1")
+    refuse("benchmark", f"{command} --documents file", "holds one document, so there is no other document")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -68,6 +77,7 @@ def test_other_work_is_done_in_turn(command, start, folder, tmp_path, monkeypatc
         ("inference --texts lines.txt --model m", "--texts lines.txt: no such file; expected one text a line"),
         ("inference --texts few.txt --model {start}", "few.txt: 1 lines with text, expected at least 32"),
         ("data --corpus nowhere --vocabulary v.txt", "nowhere: no such file or folder"),
+        ("data --corpus few.txt --vocabulary few.txt --tokens 0", "--tokens 0: expected at least 1"),
         ("data --corpus tsv --vocabulary few.txt", "--corpus tsv: holds no .txt files; expected some"),
     ],
 )

@@ -15,11 +15,13 @@ def prepare(job):
     import tensorflow_text
 
     import kbert
+    from kbert.text.sentences import CorpusFormat
 
     tokenizer = kbert.WordPiece(job["vocabulary"])
     rule = {"sequence_length": job["sequence_length"], "batch_size": job["batch_size"]}
     begin = time.perf_counter()
-    dataset = kbert.pretraining_dataset(job["files"], tokenizer, **rule)
+    form = CorpusFormat(job["documents"])
+    dataset = kbert.pretraining_dataset(job["files"], tokenizer, corpus_format=form, **rule)
 
     def work():
         begin, tokens = time.perf_counter(), 0
