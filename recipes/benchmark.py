@@ -1,6 +1,7 @@
 """kbert beside its peers on this machine: the same work in turn, each system in a process of its own.
 
     python recipes/benchmark.py step --size base --sequence-length 128 --batch-size 32 --turns.peers peers/bin/python
+    python recipes/benchmark.py growth --size tiny --turns.output runs/growth
 
 Peers take part where their libraries are installed, here or in the environments of --turns.peers; the others are named.
 Times are medians of rounds in turn, and ratios those of the median round: compare them, not times of different runs.
@@ -10,34 +11,44 @@ import json
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from kbert import report
+from kbert.benchmark import growth as growing
 from kbert.benchmark import jobs
 from kbert.benchmark.rounds import GROWING, System, in_turn
 from kbert.benchmark.tables import Work, tell
 from kbert.command_line import import_tensorflow, run
 from kbert.config import BertConfig
-from kbert.training import measurement, planning
+from kbert.training import planning
 
 
 @dataclass(frozen=True)
-class TurnRule:
-    """Who takes part, and how often.
+class RoundRule:
+    """How often, and where it is written.
 
     Args:
         rounds: so many times each system works in turn.
-        peers: interpreters of other environments, where peers are installed that are not here.
         limit: seconds after which a system that does not answer takes no part any more.
-        output: folder for metrics.json and rounds.jsonl.
+        output: folder for metrics.json, rounds.jsonl and plots.
     """
 
     rounds: int = 5
-    peers: tuple[str, ...] = ()
     limit: float = 3600.0
     output: str | None = None
+
+
+@dataclass(frozen=True)
+class TurnRule(RoundRule):
+    """Who takes part, and how often.
+
+    Args:
+        peers: interpreters of other environments, where peers are installed that are not here.
+    """
+
+    peers: tuple[str, ...] = ()
 
 
 Size = Literal["tiny", "mini", "small", "medium", "base", "large"]
@@ -70,14 +81,10 @@ def step(
         turns: who takes part and how often.
     """
     check(turns)
-    import numpy as np
-
     config = BertConfig.from_size(size, vocab_size=vocabulary_size)
     setting = planning.Setting(config, batch_size, sequence_length, predictions, precision=precision)
     with tempfile.TemporaryDirectory() as folder:
-        batch = Path(folder) / "batch.npz"
-        np.savez(batch, **measurement.random_batch(setting))
-        job = {"config": asdict(config), "setting": asdict(setting), "batch": str(batch)}
+        job = jobs.job_of_step(setting, Path(folder) / "batch.npz")
         on_jax = backend == "jax"
         ours = System(
             "kbert", "step_kbert_jax" if on_jax else "step_kbert", job, environment={"KERAS_BACKEND": backend}
@@ -262,6 +269,70 @@ def fine_tuning(
     report.table(f"Scores of {split}", rows)
 
 
+def growth(
+    size: Size = "tiny",
+    sequence_length: int = 128,
+    batch_size: int = 32,
+    lengths: tuple[int, ...] = (32, 64, 256, 512),
+    batch_sizes: tuple[int, ...] = (8, 16, 64),
+    layers: tuple[int, ...] = (1, 4, 8),
+    hidden_sizes: tuple[int, ...] = (256, 384, 512),
+    vocabulary_size: int = 30522,
+    turns: RoundRule = RoundRule(),
+) -> None:
+    """What a token of kbert's step costs as one thing grows alone: a table, and plots with the arithmetic's line.
+
+    The line has the operations of the matrix products and goes through the cost of the base: the size, the sequence
+    length and the batch size given. 15% of the tokens are predicted. A flag without values leaves its plot out.
+
+    Args:
+        size: of the base, tiny (2 layers of 128) to large (24 of 1,024).
+        sequence_length: of the base, tokens per sequence.
+        batch_size: of the base, sequences per step.
+        lengths: others to measure beside it.
+        batch_sizes: others to measure beside it.
+        layers: other L.
+        hidden_sizes: other H; heads stay as wide, and the feed-forward 4 H.
+        vocabulary_size: of all models.
+        turns: how often.
+    """
+    check(turns)
+    config = BertConfig.from_size(size, vocab_size=vocabulary_size)
+    base = planning.Setting(config, batch_size, sequence_length, growing.predicted(sequence_length))
+    varied = growing.settings(base, lengths, batch_sizes, layers, hidden_sizes)
+    with tempfile.TemporaryDirectory() as folder:
+        curves = [growing.of_steps(name, settings, Path(folder)) for name, settings in varied.items()]
+        growing.follow(curves, turns.rounds, turns.limit, turns.output)
+
+
+def data_growth(
+    corpus: str,
+    vocabulary: str,
+    documents: Documents = "blank-line",
+    sequence_length: int = 128,
+    batch_size: int = 256,
+    tokens: int = 5_000_000,
+    turns: RoundRule = RoundRule(),
+) -> None:
+    """What a token of kbert's batches costs, and the memory, with an eighth, a fourth, a half and all of a corpus.
+
+    Every eighth, fourth and second document is written to a temporary folder. The line is flat, through the eighth's.
+
+    Args:
+        corpus: a file, or a folder of .txt files.
+        vocabulary: a vocab.txt.
+        documents: where a document ends: at each blank line and at the end of a file, or at the end of a file only.
+        sequence_length: tokens per sequence.
+        batch_size: sequences per batch.
+        tokens: real tokens of a round.
+        turns: how often.
+    """
+    check(turns)
+    job = jobs.job_of_data(corpus, vocabulary, documents, sequence_length, batch_size, tokens)
+    with tempfile.TemporaryDirectory() as folder:
+        growing.follow([growing.of_corpus(job, Path(folder))], turns.rounds, turns.limit, turns.output)
+
+
 def with_targets(problem, examples: Sequence) -> list:
     """Rows of text, second text or None, and target."""
     targets = next(iter(problem.targets(examples).values())).tolist()
@@ -282,13 +353,13 @@ def begin() -> None:
     import_tensorflow()
 
 
-def check(turns: TurnRule) -> None:
+def check(turns: RoundRule) -> None:
     """Raises ValueError for no round and for interpreters that are not there."""
     if turns.rounds < 1:
         raise ValueError(f"--turns.rounds {turns.rounds}: expected at least 1")
     if not turns.limit > 0:
         raise ValueError(f"--turns.limit {turns.limit:g}: expected more than 0")
-    for python in turns.peers:
+    for python in turns.peers if isinstance(turns, TurnRule) else ():
         if not Path(python).is_file():
             raise ValueError(f"--turns.peers {python}: no such file; expected an environment's python")
 
@@ -309,7 +380,8 @@ def compare(systems: Sequence, turns: TurnRule, work) -> list:
     return results
 
 
-main = {"step": step, "inference": inference, "serving": serving, "data": data, "fine_tuning": fine_tuning}
+COMMANDS = (step, inference, serving, data, fine_tuning, growth, data_growth)
+main = {command.__name__: command for command in COMMANDS}
 
 if __name__ == "__main__":
     run(main, tensorflow=False)

@@ -1,18 +1,27 @@
 """The work that systems are given: models of a size, products of a step, sentences of a file, a corpus."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+
+import numpy as np
 
 from kbert.benchmark.rounds import System, first_with
 from kbert.config import BertConfig
 from kbert.text.vocabulary import SPECIAL_TOKENS
-from kbert.training import planning
+from kbert.training import measurement, planning
 
 
 def peer(name: str, script: str, job: dict, interpreters: Sequence[str], *modules: str) -> System:
     """A System in the first interpreter that has its modules; in this one where none has."""
     return System(name, script, job, first_with(modules, interpreters))
+
+
+def job_of_step(setting: planning.Setting, batch: Path) -> dict:
+    """A step on random tokens, which are written to `batch`."""
+    np.savez(batch, **measurement.random_batch(setting))
+    told = asdict(setting)
+    return {"config": told.pop("config"), "setting": told, "batch": str(batch)}
 
 
 def products_of_step(setting: planning.Setting) -> list[dict]:

@@ -42,11 +42,16 @@ def tell(work: Work, results: Sequence[Result], output: str | None) -> None:
         if "versions" in result.about and not result.reason:
             report.CONSOLE.print(f"{result.name}: {result.about['versions']}", highlight=False, soft_wrap=True)
     if output:
-        folder = Path(output)
-        folder.mkdir(parents=True, exist_ok=True)
-        report.write(output, metrics)
-        lines = (json.dumps({"work": work.title, **asdict(result)}) for result in results)
-        (folder / "rounds.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        write(output, metrics, {work.title: results})
+
+
+def write(output: str, metrics: dict[str, float], told: dict[str, Sequence[Result]]) -> None:
+    """metrics.json, and rounds.jsonl with the results of each work, by its title."""
+    folder = Path(output)
+    folder.mkdir(parents=True, exist_ok=True)
+    report.write(output, metrics)
+    lines = (json.dumps({"work": title, **asdict(one)}) for title, results in told.items() for one in results)
+    (folder / "rounds.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def numbers(work: Work, result: Result, ours: Result, limit: float | None) -> dict[str, float]:

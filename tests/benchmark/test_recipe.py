@@ -1,8 +1,10 @@
 """benchmark.py on small work, without peers, and what it refuses."""
 
 import json
+from pathlib import Path
 
 import pytest
+from small_corpus import text
 from stranger import SMALLER, call, readme_commands, refuse
 
 LONG = pytest.mark.long
@@ -56,6 +58,30 @@ def test_other_work_is_done_in_turn(command, start, folder, tmp_path, monkeypatc
 
 
 @LONG
+def test_a_step_grows_beside_the_arithmetic_and_a_plot_is_made_of_each(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    varied = "--lengths 32 --batch-sizes --layers 1 --hidden-sizes"
+    base = "--sequence-length 16 --batch-size 2 --vocabulary-size 100"
+    call(f"python recipes/benchmark.py growth {base} {varied} --turns.rounds 1 --turns.output out")
+    assert {path.name for path in Path("out").glob("*.png")} == {"length.png", "L.png"}
+    told = rows(tmp_path / "out")
+    assert list(told) == ["length 16", "length 32", "L 2", "L 1"]
+    assert all(one["rounds"][0]["seconds"] > 0 for one in told.values())
+
+
+@LONG
+def test_text_grows_from_an_eighth_to_all_of_a_corpus(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("\n\n".join(text(number, 300) for number in range(32)))
+    flags = "--tokens 1000 --sequence-length 32 --batch-size 4 --turns.rounds 1 --turns.output out"
+    command = f"data_growth --corpus text.txt --vocabulary {folder}/vocab.txt"
+    call(f"python recipes/benchmark.py {command} {flags}")
+    metrics = json.loads(Path("out/metrics.json").read_text())
+    assert metrics["1/8 of the corpus, us/token"] == metrics["the corpus, arithmetic's us/token"] > 0
+    assert metrics["the corpus, peak MB"] > 100 and Path("out/corpus.png").exists()
+
+
+@LONG
 def test_a_document_ends_where_it_is_said_to(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "book.txt").write_text("a first line\n\nanother one\n\nand a third\n" * 100)
@@ -72,6 +98,13 @@ def test_a_document_ends_where_it_is_said_to(folder, tmp_path, monkeypatch):
             "step --turns.peers nowhere/python",
             "--turns.peers nowhere/python: no such file; expected an environment's python",
         ),
+        ("growth --turns.rounds 0", "--turns.rounds 0: expected at least 1"),
+        ("growth --lengths 513", "sequence_length is 513, expected 8 to 512"),
+        ("growth --batch-sizes 0", "batch_size is 0, expected a multiple, at least 1"),
+        ("growth --layers 0", "num_hidden_layers is 0"),
+        ("growth --hidden-sizes 100", "--hidden-sizes 100: expected multiples of 64, the size of a head"),
+        ("growth --lengths 128 --batch-sizes --layers --hidden-sizes", "nothing varies: expected values of --lengths"),
+        ("data_growth --corpus few.txt --vocabulary few.txt", "few.txt: 1 documents, expected at least 16"),
         ("step --sequence-length 513", "sequence_length is 513, expected 8 to 512"),
         ("inference --texts lines.txt", "--texts lines.txt: expected --model, whose vocabulary has their tokens"),
         ("inference --texts lines.txt --model m", "--texts lines.txt: no such file; expected one text a line"),
