@@ -17,8 +17,9 @@ from typing import Literal
 
 from kbert import report
 from kbert.benchmark import growth as growing
-from kbert.benchmark import jobs
-from kbert.benchmark.rounds import GROWING, System, in_turn
+from kbert.benchmark import jobs, participants
+from kbert.benchmark.participants import DATA, FINE_TUNING, INFERENCE, SERVING, STEP, STEP_ON_JAX
+from kbert.benchmark.rounds import GROWING, in_turn
 from kbert.benchmark.tables import Work, tell
 from kbert.command_line import import_tensorflow, run
 from kbert.config import BertConfig
@@ -46,9 +47,11 @@ class TurnRule(RoundRule):
 
     Args:
         peers: interpreters of other environments, where peers are installed that are not here.
+        without: who takes no part, by name, for its memory or time.
     """
 
     peers: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
 
 
 Size = Literal["tiny", "mini", "small", "medium", "base", "large"]
@@ -81,25 +84,15 @@ def step(
         turns: who takes part and how often.
     """
     check(turns)
+    chosen = participants.those(STEP_ON_JAX if backend == "jax" else STEP, turns.without)
     config = BertConfig.from_size(size, vocab_size=vocabulary_size)
     setting = planning.Setting(config, batch_size, sequence_length, predictions, precision=precision)
     with tempfile.TemporaryDirectory() as folder:
         job = jobs.job_of_step(setting, Path(folder) / "batch.npz")
-        on_jax = backend == "jax"
-        ours = System(
-            "kbert", "step_kbert_jax" if on_jax else "step_kbert", job, environment={"KERAS_BACKEND": backend}
-        )
-        systems = [ours]
-        for name, xla in (("keras-hub", False), ("keras-hub, XLA", True)):
-            systems.append(jobs.peer(name, "step_keras_hub", job | {"xla": xla}, turns.peers, "keras_hub"))
-        for name, compiled in (("transformers", False), ("transformers, compiled", True)):
-            more = job | {"compiled": compiled}
-            systems.append(jobs.peer(name, "step_transformers", more, turns.peers, "transformers", "torch"))
-        products = {"products": jobs.products_of_step(setting), "precision": precision}
-        systems.append(System("limit", "limit_jax" if on_jax else "limit", products))
+        job |= {"products": jobs.products_of_step(setting), "precision": precision}
         total = sum(sum(both) for both in planning.operations(setting).values())
         title = f"A step of {size}, {batch_size} sequences of {sequence_length}"
-        compare(systems, turns, Work(title, batch_size * sequence_length, total))
+        compare(chosen, job, turns, Work(title, batch_size * sequence_length, total))
 
 
 def inference(
@@ -123,6 +116,7 @@ def inference(
         turns: who takes part and how often.
     """
     check(turns)
+    chosen = participants.those(INFERENCE, turns.without)
     check_texts(texts, model)
     begin()
     import numpy as np
@@ -136,19 +130,13 @@ def inference(
             rows = [[*ends[0], *pieces[: sequence_length - 2], *ends[1]] for pieces in found]
         else:
             rows = random.integers(5, config.vocab_size, (batch_size, sequence_length)).tolist()
-        job = {"folder": folder, "rows": rows}
         lengths = [len(row) for row in rows]
         products = jobs.products_of_encoder(config, batch_size, round(sum(lengths) / batch_size))
-        systems = [
-            System("kbert", "inference_kbert", job | {"xla": False}),
-            jobs.peer("transformers", "inference_transformers", job, turns.peers, "transformers", "torch"),
-            jobs.peer("ONNX Runtime", "inference_onnxruntime", job, turns.peers, "onnxruntime", "onnxscript", "torch"),
-            System("limit", "limit", {"products": products, "precision": "float32"}),
-        ]
-        if len(set(lengths)) == 1:
-            systems.insert(1, System("kbert, XLA", "inference_kbert", job | {"xla": True}))
+        job = {"folder": folder, "rows": rows, "products": products, "precision": "float32"}
+        if len(set(lengths)) > 1:
+            chosen.pop("kbert, XLA", None)  # which would compute the padding
         title = f"Encoder, {batch_size} sequences of {min(lengths)} to {max(lengths)} tokens"
-        compare(systems, turns, Work(title, sum(lengths), jobs.operations_of_encoder(config, lengths)))
+        compare(chosen, job, turns, Work(title, sum(lengths), jobs.operations_of_encoder(config, lengths)))
 
 
 def serving(
@@ -168,6 +156,7 @@ def serving(
         turns: who takes part and how often.
     """
     check(turns)
+    chosen = participants.those(SERVING, turns.without)
     check_texts(texts, model)
     begin()
     import kbert
@@ -177,13 +166,9 @@ def serving(
         classifier, tokenizer = jobs.write_model(Path(folder), model, "tiny", 2, sequence_length)
         saved_model = kbert.export(classifier, tokenizer, Path(folder) / "saved_model")
         job = {"folder": folder, "saved_model": saved_model, "texts": lines, "sequence_length": sequence_length}
-        systems = [
-            System("kbert", "answers_kbert", job),
-            jobs.peer("ONNX Runtime", "answers_onnxruntime", job, turns.peers, "onnxruntime", "onnxscript", "torch"),
-        ]
         lengths = [min(int(length) + 2, sequence_length) for length in tokenizer(lines).row_lengths()]
         total = jobs.operations_of_encoder(classifier.config, lengths)
-        compare(systems, turns, Work(f"{batch_size} raw texts to probabilities", sum(lengths), total))
+        compare(chosen, job, turns, Work(f"{batch_size} raw texts to probabilities", sum(lengths), total))
 
 
 def data(
@@ -207,13 +192,9 @@ def data(
         turns: who takes part and how often.
     """
     check(turns)
+    chosen = participants.those(DATA, turns.without)
     job = jobs.job_of_data(corpus, vocabulary, documents, sequence_length, batch_size, tokens)
-    systems = [
-        System("kbert", "data_kbert", job),
-        System("tensorflow-text, tokens alone", "data_tensorflow_text", job),
-        jobs.peer("tokenizers, tokens alone", "data_tokenizers", job, turns.peers, "tokenizers"),
-    ]
-    compare(systems, turns, Work(f"Text to batches of {batch_size} x {sequence_length}", tokens))
+    compare(chosen, job, turns, Work(f"Text to batches of {batch_size} x {sequence_length}", tokens))
 
 
 def fine_tuning(
@@ -239,6 +220,7 @@ def fine_tuning(
         turns: who takes part and how often.
     """
     check(turns)
+    chosen = participants.those(FINE_TUNING, turns.without)
     begin()
     import numpy as np
 
@@ -254,12 +236,8 @@ def fine_tuning(
         job |= {"recipe": str(Path(__file__).with_name("fine_tune_glue.py")), "task": task, "data": data}
         job |= {"epochs": epochs, "learning_rates": learning_rate, "batch_sizes": batch_size}
         job |= {"sequence_length": sequence_length}
-        systems = [
-            System("kbert", "fine_tuning_kbert", job),
-            jobs.peer("transformers", "fine_tuning_transformers", job, turns.peers, "transformers", "torch"),
-        ]
         tokens = epochs * sum(min(length, sequence_length) for length in lengths_of(tokenizer, problem.train))
-        results = compare(systems, turns, Work(f"{task}, {epochs} epochs", tokens))
+        results = compare(chosen, job, turns, Work(f"{task}, {epochs} epochs", tokens))
     scores = {"kbert": results[0].rounds[-1]["scores"]}
     for result in results[1:]:
         if result.rounds:
@@ -372,8 +350,9 @@ def check_texts(texts: str | None, model: str | None) -> None:
         raise ValueError(f"--texts {texts}: no such file; expected one text a line")
 
 
-def compare(systems: Sequence, turns: TurnRule, work) -> list:
+def compare(chosen: dict, job: dict, turns: TurnRule, work: Work) -> list:
     """All systems' results, with progress, told."""
+    systems = participants.systems(chosen, job, turns.peers)
     with report.progress(f"{len(systems)} systems in turn") as progress:
         results = in_turn(systems, turns.rounds, progress, turns.limit)
     tell(work, results, turns.output)

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from kbert import report
 from kbert.benchmark import jobs
+from kbert.benchmark.participants import on
 from kbert.benchmark.rounds import Result, System, in_turn
 from kbert.benchmark.tables import MEGA, write
 from kbert.text.sentences import opened
@@ -106,7 +107,7 @@ def of_steps(name: str, varied: dict[int, planning.Setting], folder: Path) -> Cu
         job = jobs.job_of_step(setting, folder / f"{name}-{value}.npz")
         tokens = setting.batch_size * setting.sequence_length
         operations = sum(sum(both) for both in planning.operations(setting).values()) / tokens
-        system = System(f"{name} {value}", "step_kbert", job, environment={"KERAS_BACKEND": "tensorflow"})
+        system = System(f"{name} {value}", "step_kbert", job, environment=on("tensorflow"))
         points.append(Point(value, tokens, operations, system))
     return Curve(name, points)
 

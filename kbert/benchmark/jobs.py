@@ -6,15 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from kbert.benchmark.rounds import System, first_with
 from kbert.config import BertConfig
 from kbert.text.vocabulary import SPECIAL_TOKENS
 from kbert.training import measurement, planning
-
-
-def peer(name: str, script: str, job: dict, interpreters: Sequence[str], *modules: str) -> System:
-    """A System in the first interpreter that has its modules; in this one where none has."""
-    return System(name, script, job, first_with(modules, interpreters))
 
 
 def job_of_step(setting: planning.Setting, batch: Path) -> dict:

@@ -58,6 +58,15 @@ def test_other_work_is_done_in_turn(command, start, folder, tmp_path, monkeypatc
 
 
 @LONG
+def test_who_is_left_out_takes_no_part(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out = ["keras-hub", "keras-hub, XLA", "transformers, compiled", "limit"]
+    left_out = " ".join(f"'{name}'" for name in out)
+    call(f"python recipes/benchmark.py step {SMALLER['benchmark']} --turns.without {left_out} --turns.output out")
+    assert list(rows(tmp_path / "out")) == ["kbert", "transformers"]
+
+
+@LONG
 def test_a_step_grows_beside_the_arithmetic_and_a_plot_is_made_of_each(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     varied = "--lengths 32 --batch-sizes --layers 1 --hidden-sizes"
@@ -97,6 +106,14 @@ def test_a_document_ends_where_it_is_said_to(folder, tmp_path, monkeypatch):
         (
             "step --turns.peers nowhere/python",
             "--turns.peers nowhere/python: no such file; expected an environment's python",
+        ),
+        ("step --turns.without torch", "--turns.without torch: expected names of keras-hub; keras-hub, XLA"),
+        ("inference --turns.without kbert", "--turns.without kbert: expected names of kbert, XLA; transformers; ONNX"),
+        ("serving --texts t --model m --turns.without limit", "--turns.without limit: expected names of ONNX Runtime"),
+        ("data --corpus c --vocabulary v --turns.without a", "--turns.without a: expected names of tensorflow-text"),
+        (
+            "fine_tuning --model m --task mrpc --data d --turns.without kbert",
+            "--turns.without kbert: expected names of transformers",
         ),
         ("growth --turns.rounds 0", "--turns.rounds 0: expected at least 1"),
         ("growth --lengths 513", "sequence_length is 513, expected 8 to 512"),
