@@ -22,7 +22,7 @@ SMALLER = {
     " --run.final-evaluation-instances 16 --run.checkpoint-every 2 --run.no-xla",
     "export": "",
     "convert_weights": "",
-    "fine_tune_glue": "--learning-rates 1e-3 3e-4 --epochs 1 --batch-sizes 4 --sequence-length 32",
+    "fine_tune_glue": "--learning-rates 1e-3 --epochs 1 --batch-sizes 4 --sequence-length 32",
     "fine_tune_squad": "--epochs 2 --learning-rates 1e-3 --batch-sizes 4 --windows.sequence-length 64"
     " --windows.stride 16 --windows.question-length 10 --answers.n-best 5",
     "fine_tune_ner": "--epochs 1 --learning-rates 1e-3 --batch-sizes 4 --sequence-length 32",

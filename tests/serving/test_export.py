@@ -141,6 +141,7 @@ def assert_equal(answer, expected):
             assert np.array_equal(answer[name], value.astype("U") if value.dtype.kind == "O" else value)
 
 
+@pytest.mark.long
 def test_a_new_process_answers_as_python_does(served, model, fill, next_sentence, classify, regressor, tokenizer):
     report, questions = served
     regress = Regress(regressor, tokenizer)

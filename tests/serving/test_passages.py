@@ -152,8 +152,8 @@ def test_the_choice_is_the_models(tokenizer, trained_on):
         BertSpanPredictor,
         pytest.param(BertTagger, marks=pytest.mark.long),
         BertMultipleChoice,
-        BertClassifier,
-        BertRegressor,
+        pytest.param(BertClassifier, marks=pytest.mark.long),
+        pytest.param(BertRegressor, marks=pytest.mark.long),
     ],
 )
 def test_the_recipe_shows_what_each_answers(tokenizer, tmp_path, capsys, head):
@@ -167,6 +167,7 @@ def test_the_recipe_shows_what_each_answers(tokenizer, tmp_path, capsys, head):
     assert printed.count(shown[head]) >= 2, "once among the outputs, once as an answer"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("head", [BertSpanPredictor, BertTagger, BertMultipleChoice])
 def test_each_is_exported_and_answers_alike(tokenizer, tmp_path, head):
     model = new(head, **({"num_labels": 5} if head is BertTagger else {}))

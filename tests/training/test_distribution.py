@@ -61,7 +61,7 @@ def alone(start_process, tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("replicas", "processes", "parts", "steps", "xla"),
-    [(2, 1, 4, 10, False), (1, 2, 1, 10, "pieces")],
+    [(2, 1, 4, 10, False), (1, 2, 1, 10, False)],
 )
 def test_replicas_and_processes_train_as_one(start_process, tmp_path, alone, replicas, processes, parts, steps, xla):
     options = {"accumulation": parts, "steps_per_execution": steps, "jit_compile": xla}

@@ -156,7 +156,14 @@ def test_a_batch_taken_in_parts_gives_the_same_update(model):
         fit(parts, dataset(), 1)
 
 
-@pytest.mark.parametrize(("how", "accumulation"), [(True, 1), ("pieces", 1), ("pieces", 2)])
+@pytest.mark.parametrize(
+    ("how", "accumulation"),
+    [
+        pytest.param(True, 1, marks=pytest.mark.long),
+        pytest.param("pieces", 1, marks=pytest.mark.long),
+        ("pieces", 2),
+    ],
+)
 def test_xla_changes_nothing_but_the_rounding(model, how, accumulation):
     expected = fit(model, dataset(), 2)
     compiled = new_model()
@@ -238,7 +245,7 @@ def is_static(node) -> bool:
     return all(not shape.unknown_rank and all(dimension.size >= 0 for dimension in shape.dim) for shape in shapes)
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize("precision", ["bfloat16", pytest.param("float16", marks=pytest.mark.long)])
 def test_half_precision_computes_near_single_precision_and_keeps_single_precision_variables(model, precision):
     expected = fit(model, dataset(), 2)
     half = new_model(dtype=f"mixed_{precision}")
@@ -305,7 +312,7 @@ class CountCalls(keras.callbacks.Callback):
         self.count += 1
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("accumulation", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", ["masked LM alone", "tags", "spans", "classes"])
 def test_a_pooler_that_no_head_reads_is_left_as_it_was(kind, accumulation):
     config = new_model().config
