@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kbert.serving.questions import IDS, TEXT, check, graph, names_of_classes, of_ids, rounded, same_number
+from kbert.serving.questions import IDS, TEXT, as_many, check, graph, names_of_classes, of_ids, rounded
 from kbert.text.packing import pack, special_ids
 from kbert.text.windows import LEAST_STRIDE, WindowRule, Windows, answer_places, pack_windows, windows
 from kbert.text.words import pieces_of_words, words_of
@@ -78,7 +78,7 @@ class FindAnswer:
         return {name: outputs[name] for name in ("start_logits", "end_logits")}
 
     def _from_text(self, question, passage):
-        same_number(question=question, passage=passage)
+        question, passage = as_many(question=question, passage=passage)
         asked = self.tokenizer(question)[:, : self.rule.question_length]
         pieces, *offsets = self.tokenizer.tokenize_with_offsets(passage)
         of = windows(asked.row_lengths() + 2, pieces.row_lengths(), self.rule)
@@ -250,7 +250,7 @@ class ChooseEnding:
         return {"probabilities": probabilities, "choice": tf.argmax(probabilities, axis=1)}
 
     def _from_text(self, context, endings):
-        same_number(context=context, endings=endings)
+        context, endings = as_many(context=context, endings=endings)
         count = tf.shape(endings)[1]
         contexts = self.tokenizer(tf.repeat(context, count))
         tokens = self.tokenizer(tf.reshape(endings, [-1]))

@@ -70,9 +70,9 @@ class FillBlanks:
         length = tf.shape(input_ids)[1]
         is_there = (masked_lm_positions >= 0) & (masked_lm_positions < length)  # or it would be another row's
         told = tf.strings.format("masked_lm_positions: expected 0 to {}, the last of input_ids", length - 1)
-        tf.debugging.Assert(tf.reduce_all(is_there), [told])
+        [positions] = provided(tf.reduce_all(is_there), told, masked_lm_positions)
         features = of_ids(input_ids, input_mask, segment_ids)
-        outputs = self.model({**features, "masked_lm_positions": masked_lm_positions}, training=False)
+        outputs = self.model({**features, "masked_lm_positions": positions}, training=False)
         logits = outputs["masked_lm_logits"]  # [B, P, V]
         best, ids = tf.math.top_k(logits, self.k)
         probabilities = tf.exp(best - tf.reduce_logsumexp(logits, axis=-1, keepdims=True))
@@ -95,7 +95,7 @@ class NextSentence:
         return {"next_sentence": self.from_pairs} | alone
 
     def _from_pairs(self, text_a, text_b):
-        same_number(text_a=text_a, text_b=text_b)
+        text_a, text_b = as_many(text_a=text_a, text_b=text_b)
         features = packed(self, self.tokenizer(text_a), self.tokenizer(text_b))
         features["masked_lm_positions"] = tf.zeros([tf.size(text_a), 0], tf.int32)
         outputs = self.model(packing.with_token_places(features), training=False)
@@ -123,7 +123,7 @@ class OfText:
         return self.from_ids(**packed(self, self.tokenizer(text)))
 
     def _from_pairs(self, text_a, text_b):
-        same_number(text_a=text_a, text_b=text_b)
+        text_a, text_b = as_many(text_a=text_a, text_b=text_b)
         return self.from_ids(**packed(self, self.tokenizer(text_a), self.tokenizer(text_b)))
 
     def _from_ids(self, input_ids, input_mask, segment_ids):
@@ -206,7 +206,7 @@ class Attention:
         count = self.model.config.num_hidden_layers
         wrong = tf.boolean_mask(layer, (layer < 1) | (layer > count))
         message = tf.strings.format(f"layer is {{}}, expected 1 to {count}", wrong)
-        tf.debugging.Assert(tf.size(wrong) == 0, [message])
+        [layer] = provided(tf.size(wrong) == 0, message, layer)
         has_masks = "masked_lm_loss" in self.model.loss_names
         tokens = pieces_and_masks(self.tokenizer, text) if has_masks else self.tokenizer(text)
         features = packed(self, tokens)
@@ -253,11 +253,20 @@ def check(model, tokenizer, loss: str | None) -> None:
         raise ValueError(f"the vocabulary has {tokenizer.vocab_size} pieces, the model {model.config.vocab_size}")
 
 
-def same_number(**inputs) -> None:
-    """Raises InvalidArgumentError, naming both inputs, unless the second has as many rows as the first."""
+def as_many(**inputs) -> list:
+    """Both inputs; raises InvalidArgumentError, naming them, unless the second has as many rows as the first."""
     (first, one), (second, other) = ((name, tf.shape(values)[0]) for name, values in inputs.items())
     message = tf.strings.format(f"{first} has {{}} rows and {second} {{}}, expected as many", (one, other))
-    tf.debugging.Assert(one == other, [message])
+    return provided(one == other, message, *inputs.values())
+
+
+def provided(is_so, message, *values) -> list:
+    """The values; raises InvalidArgumentError with the message unless it is so.
+
+    Who computes with what this returns waits for the check, and cannot fail first with a message of its own.
+    """
+    with tf.control_dependencies([tf.debugging.Assert(is_so, [message])]):
+        return [tf.identity(value) for value in values]
 
 
 def packed(question, tokens_a, tokens_b=None) -> dict:
