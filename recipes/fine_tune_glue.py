@@ -115,8 +115,8 @@ def main(
     from kbert import report
     from kbert.tasks.batches import logits_of
     from kbert.tasks.examples import digest
-    from kbert.training.checkpointing import begin_run
     from kbert.training.distribution import is_chief
+    from kbert.training.run_directory import begin_run
 
     # Read: everything that can be refused is looked at before long work begins.
     replicas = start_devices(strategy, devices, os.environ.get("TF_CONFIG"))

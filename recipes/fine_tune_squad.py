@@ -114,8 +114,8 @@ def main(
     import kbert
     from kbert import report
     from kbert.tasks import squad
-    from kbert.training.checkpointing import begin_run
     from kbert.training.distribution import is_chief
+    from kbert.training.run_directory import begin_run
 
     # Read: everything that can be refused is looked at before long work begins.
     asked, version = squad.read(dev, version)

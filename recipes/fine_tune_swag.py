@@ -69,8 +69,8 @@ def main(
     from kbert.tasks import swag
     from kbert.tasks.batches import logits_of
     from kbert.tasks.examples import digest
-    from kbert.training.checkpointing import begin_run
     from kbert.training.distribution import is_chief
+    from kbert.training.run_directory import begin_run
     from kbert.whole_file import write_whole
 
     # Read: everything that can be refused is looked at before long work begins.

@@ -179,9 +179,10 @@ def main(
     import kbert
     from kbert import report
     from kbert.text.baselines import baselines
-    from kbert.training.checkpointing import Checkpoint, begin_run
+    from kbert.training.checkpointing import Checkpoint
     from kbert.training.distribution import agree, chief_first, is_chief
     from kbert.training.monitoring import Evaluate, EventFiles, Monitor, Panels
+    from kbert.training.run_directory import begin_run
     from kbert.weights.by_name import digest, take_over
 
     # Read: everything that can be refused is looked at before long work begins.

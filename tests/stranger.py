@@ -12,7 +12,7 @@ import pytest
 from small_corpus import text
 
 from kbert.command_line import explain, parse
-from kbert.training.checkpointing import CLAIMED
+from kbert.training.run_directory import CLAIMED
 
 ROOT = Path(__file__).parent.parent
 # Later flags win, so that a command of the README stays itself and becomes small.

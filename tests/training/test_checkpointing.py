@@ -1,5 +1,4 @@
 import errno
-import fcntl
 import itertools
 import os
 import signal
@@ -13,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from kbert.training import checkpointing
-from kbert.training.checkpointing import Checkpoint, NonFiniteLoss, Stopped, begin_run, check_settings
+from kbert.training.checkpointing import Checkpoint, NonFiniteLoss, Stopped
 from kbert.training.monitoring import Evaluate, EventFiles, Monitor
 from kbert.whole_file import one_at_a_time, written_whole
 from tests.training.logged import TIMES, events
@@ -307,55 +306,6 @@ def test_a_second_interrupt_stops_at_once_and_loses_no_checkpoint(model, tmp_pat
     assert type(caught.value) is KeyboardInterrupt, "not after a save"
     assert files(tmp_path) == ["step-00000002.safetensors"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-@pytest.mark.parametrize("name", ["model.weights.h5", "bert_config.json", "checkpoints"])
-def test_a_folder_with_a_model_of_unknown_settings_is_refused_and_left_as_it_was(tmp_path, name):
-    (tmp_path / name).write_text("precious")
-    with pytest.raises(ValueError, match=f"has a {name} that no run.json tells of; give another output folder"):
-        check_settings(tmp_path, {"size": "tiny"})
-    assert [path.name for path in tmp_path.iterdir()] == [name]
-
-
-def test_an_output_folder_takes_one_runs_settings(tmp_path):
-    check_settings(tmp_path / "run", {"size": "tiny", "corpus": ("a", "b"), "steps": 10})
-    check_settings(tmp_path / "run", {"size": "tiny", "corpus": ("a", "b"), "steps": 10})
-    with pytest.raises(ValueError, match=r"run.json .*: size is 'tiny' there and 'mini' now; seed is 'not set'"):
-        check_settings(tmp_path / "run", {"size": "mini", "corpus": ("a", "b"), "steps": 10, "seed": 1})
-    (tmp_path / "run" / "run.json").write_text("{")
-    with pytest.raises(ValueError, match="run.json: not JSON"):
-        check_settings(tmp_path / "run", {"size": "tiny"})
-
-
-def test_a_run_goes_on_in_other_parts_but_not_with_other_settings(tmp_path):
-    begin_run(tmp_path, SETTINGS, tf.distribute.get_strategy(), {"accumulation": 1})
-    begin_run(tmp_path, SETTINGS, tf.distribute.get_strategy(), {"accumulation": 4})
-    assert "accumulation" not in (tmp_path / "run.json").read_text()
-    with pytest.raises(ValueError, match="holds another run's settings: steps is 100 there and 200 now"):
-        begin_run(tmp_path, SETTINGS | {"steps": 200}, tf.distribute.get_strategy(), {"accumulation": 4})
-    checkpointing.CLAIMED.pop(tmp_path / "run.json").close()
-
-
-def test_a_run_is_one_processs(tmp_path):
-    begin_run(tmp_path, SETTINGS, tf.distribute.get_strategy())
-    begin_run(tmp_path, SETTINGS, tf.distribute.get_strategy())
-    checkpointing.CLAIMED.pop(tmp_path / "run.json").close()
-    with open(tmp_path / "run.json", "rb") as of_another:  # which a lock takes for another process's
-        fcntl.flock(of_another, fcntl.LOCK_EX)
-        with pytest.raises(ValueError, match="another process trains there; wait for it, or give another folder"):
-            begin_run(tmp_path, SETTINGS, tf.distribute.get_strategy())
-    begin_run(tmp_path, SETTINGS, tf.distribute.get_strategy())
-    checkpointing.CLAIMED.pop(tmp_path / "run.json").close()
-
-
-def test_where_files_cannot_be_locked_that_is_told_and_a_run_begins(tmp_path, monkeypatch, capfd):
-    def no_locks(file, operation):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    begin_run(tmp_path, SETTINGS, tf.distribute.get_strategy())
-    assert f"{tmp_path}/run.json: cannot be locked here (No locks available)" in capfd.readouterr().err
-    checkpointing.CLAIMED.pop(tmp_path / "run.json").close()
 
 
 def test_of_two_that_change_a_folder_one_waits_for_the_other(tmp_path):

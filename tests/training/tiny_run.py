@@ -16,10 +16,11 @@ import tensorflow as tf
 
 from kbert.config import BertConfig
 from kbert.model.pretraining import BertPretrainer
-from kbert.training.checkpointing import Checkpoint, Stopped, check_settings, state
+from kbert.training.checkpointing import Checkpoint, Stopped, state
 from kbert.training.distribution import WorkerLost, chief_first, is_chief, new_strategy
 from kbert.training.monitoring import Evaluate, EventFiles, Monitor
 from kbert.training.optimization import BertAdam, WarmupLinearDecay
+from kbert.training.run_directory import check_settings
 from kbert.whole_file import write_whole
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
