@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import sys
 import time
 
@@ -156,3 +157,19 @@ def test_a_share_is_of_the_limit_and_the_form_is_the_fastest_in_the_median(tmp_p
 def test_a_text_is_cut_for_kbert_where_it_is_for_the_peers(tmp_path):
     model, _ = jobs.write_model(tmp_path, None, "tiny", labels=2, sequence_length=16)
     assert model.config.trained_length == 16
+
+
+def test_a_round_waits_for_its_last_repetition_alone():
+    worker = runpy.run_path(str(SYSTEMS / "worker.py"))
+    done, waited = [], []
+
+    def work():
+        done.append(len(done))
+        time.sleep(0.01)
+        return done[-1]
+
+    a_round = worker["repeated"](work, least=0.1, wait=waited.append)
+    begin = len(done)
+    assert begin == 3 and waited == [1, 2]
+    assert 0.01 <= a_round()["seconds"] < 0.1
+    assert len(done) - begin > 2 and waited == [1, 2, done[-1]]

@@ -48,7 +48,7 @@ def train(job):
     others = {id(p) for p in plain}
     decayed = [p for p in model.parameters() if id(p) not in others]
     groups = [{"params": decayed, "weight_decay": WEIGHT_DECAY}, {"params": plain, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=job["learning_rates"])
+    optimizer = torch.optim.AdamW(groups, lr=job["learning_rates"], fused=True)
     size, rows = job["batch_sizes"], examples["train"]
     steps = job["epochs"] * (len(rows) // size)
     schedule = transformers.get_linear_schedule_with_warmup(optimizer, int(WARMUP * steps), steps)

@@ -39,7 +39,11 @@ def prepare(job):
     batches = iter(tf.data.Dataset.from_tensors((features, batch["masked_lm_ids"])).repeat())
     model.make_train_function()
     about = {"versions": f"keras-hub {keras_hub.__version__}, tensorflow {tf.__version__}, keras {keras.__version__}"}
-    return about, repeated(lambda: [np.asarray(value) for value in tf.nest.flatten(model.train_function(batches))])
+
+    def read(logs):
+        return [np.asarray(value) for value in tf.nest.flatten(logs)]
+
+    return about, repeated(lambda: model.train_function(batches), wait=read)
 
 
 serve(prepare)

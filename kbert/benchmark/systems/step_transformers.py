@@ -31,9 +31,10 @@ def prepare(job):
         output.loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        return output.loss.item()
+        return output.loss.detach()
 
-    return {"versions": f"transformers {transformers.__version__}, torch {torch.__version__}"}, repeated(step)
+    about = {"versions": f"transformers {transformers.__version__}, torch {torch.__version__}"}
+    return about, repeated(step, wait=lambda loss: loss.item())
 
 
 serve(prepare)

@@ -56,18 +56,25 @@ def run(command: list[str], job: dict | None = None) -> str:
     return done.stdout
 
 
-def repeated(work: Callable[[], object], least: float = 1.0) -> Callable[[], dict]:
-    """A round of as many repetitions as take `least` seconds, told in seconds of one; made after two that warm up."""
+def repeated(
+    work: Callable[[], object], least: float = 1.0, wait: Callable[[object], object] = lambda result: result
+) -> Callable[[], dict]:
+    """A round of as many repetitions as take `least` seconds, told in seconds of one; made after two that warm up.
+
+    wait: for what a repetition gave, where a device may still be at work on it; called for the last of a round alone,
+    as trainers do not wait for each step.
+    """
     work()
-    work()
+    wait(work())
     begin = time.perf_counter()
-    work()
+    wait(work())
     times = max(1, round(least / (time.perf_counter() - begin)))
 
     def round_of_work() -> dict:
         begin = time.perf_counter()
         for _ in range(times):
-            work()
+            result = work()
+        wait(result)
         return {"seconds": (time.perf_counter() - begin) / times}
 
     return round_of_work
