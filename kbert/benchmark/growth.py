@@ -134,7 +134,7 @@ def parts_of(files: Sequence[str], documents: str, folder: Path) -> dict[int, li
                 with open(path, "ab") as file:
                     file.write(text + b"\n\n")
     if count < 2 * PARTS[0]:  # a random B is of another document
-        raise ValueError(f"--corpus {files[0]}: {count} documents, expected at least {2 * PARTS[0]}")
+        raise ValueError(f"--corpus: {count} documents, expected at least {2 * PARTS[0]}, two of an eighth")
     written = {part: sorted(map(str, (folder / str(part)).iterdir())) for part in PARTS[:-1]}
     return written | {1: list(files)}
 

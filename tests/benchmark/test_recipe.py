@@ -121,7 +121,7 @@ def test_a_document_ends_where_it_is_said_to(folder, tmp_path, monkeypatch):
         ("growth --layers 0", "num_hidden_layers is 0"),
         ("growth --hidden-sizes 100", "--hidden-sizes 100: expected multiples of 64, the size of a head"),
         ("growth --lengths 128 --batch-sizes --layers --hidden-sizes", "nothing varies: expected values of --lengths"),
-        ("data_growth --corpus few.txt --vocabulary few.txt", "few.txt: 1 documents, expected at least 16"),
+        ("data_growth --corpus few.txt --vocabulary few.txt", "--corpus: 1 documents, expected at least 16"),
         ("step --sequence-length 513", "sequence_length is 513, expected 8 to 512"),
         ("inference --texts lines.txt", "--texts lines.txt: expected --model, whose vocabulary has their tokens"),
         ("inference --texts lines.txt --model m", "--texts lines.txt: no such file; expected one text a line"),
