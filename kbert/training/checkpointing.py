@@ -193,6 +193,8 @@ class Checkpoint(keras.callbacks.Callback):
     def on_fit_end(self):
         """Called by the step whatever ended `fit`."""
         self._restore_handlers()
+        if self.writer is not None:  # or who restores in this process would take the file for a killed run's
+            self.writer.join()
 
     def _stop(self):
         self.finish()

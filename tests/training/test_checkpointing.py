@@ -9,6 +9,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import safetensors.numpy
 import tensorflow as tf
 
 from kbert.training import checkpointing
@@ -288,6 +289,14 @@ def test_an_interrupt_while_saving_lets_the_save_end(model, tmp_path, monkeypatc
         fit(model, 9, Checkpoint(tmp_path, SETTINGS, every=2, keep=9))
     assert files(tmp_path)[0] == "step-00000002.safetensors"
     assert Checkpoint(tmp_path, SETTINGS).restore(model) >= 2 and not list(tmp_path.glob("*/*.damaged"))
+
+
+def test_what_is_being_written_when_a_run_fails_is_there_for_who_restores(model, tmp_path, monkeypatch):
+    save_file = safetensors.numpy.save_file
+    monkeypatch.setattr("safetensors.numpy.save_file", lambda *given: (time.sleep(0.5), save_file(*given)))
+    with pytest.raises(ZeroDivisionError):
+        fit(model, 9, AtStep(3, lambda: 1 / 0), Checkpoint(tmp_path, SETTINGS, every=2))
+    assert Checkpoint(tmp_path, SETTINGS).restore(model) == 2
 
 
 def test_a_second_interrupt_stops_at_once_and_loses_no_checkpoint(model, tmp_path, monkeypatch):
