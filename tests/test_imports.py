@@ -159,6 +159,18 @@ print(elapsed, *heavy)
     assert all(len(run.stdout.split()) == 1 for run in runs), "Keras, TensorFlow, NumPy or tyro was loaded"
 
 
+def test_recipes_answer_help_without_waiting_for_tensorflow():
+    code = """
+import runpy, sys
+for path in sys.argv[1:]:
+    runpy.run_path(path)
+    if {"keras", "tensorflow"} & set(sys.modules):
+        sys.exit(path)
+"""
+    done = subprocess.run([sys.executable, "-c", code, *RECIPES], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_each_public_name_resolves_to_what_it_says():
     for name in kbert.__all__:
         assert getattr(kbert, name).__name__ == name

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from kbert.config import BertConfig
-from kbert.text.vocabulary import SPECIAL_TOKENS
 from kbert.training import measurement, planning
 
 
@@ -54,6 +53,7 @@ def write_model(folder: Path, start: str | None, size: str, labels: int = 0, seq
     from kbert.model.fine_tuning import BertClassifier
     from kbert.model.pretraining import BertPretrainer
     from kbert.model_directory import load
+    from kbert.text.vocabulary import SPECIAL_TOKENS
     from kbert.text.wordpiece import WordPiece
     from kbert.weights import huggingface
     from kbert.weights.by_name import take_over, without_heads
