@@ -1,5 +1,6 @@
 """benchmark.py on small work, without peers, and what it refuses."""
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from small_corpus import text
 from stranger import SMALLER, call, readme_commands, refuse
 
 LONG = pytest.mark.long
+NEEDS_JAX = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed: pip install jax")
 
 
 def rows(folder) -> dict:
@@ -34,7 +36,7 @@ def test_sentences_of_any_length_are_encoded_in_turn(start, folder, tmp_path, mo
     "command",
     [
         *(pytest.param(one.partition(".py ")[2], marks=LONG) for one in readme_commands() if "benchmark.py" in one),
-        pytest.param("step --backend jax", marks=LONG),
+        pytest.param("step --backend jax", marks=[LONG, NEEDS_JAX]),
         pytest.param("serving --model {start} --texts {folder}/books/heldout/0.txt --batch-size 3", marks=LONG),
         pytest.param(
             "data --corpus {folder}/books/train --vocabulary {folder}/vocab.txt --tokens 3000 --sequence-length 32"
