@@ -159,6 +159,21 @@ print(elapsed, *heavy)
     assert all(len(run.stdout.split()) == 1 for run in runs), "Keras, TensorFlow, NumPy or tyro was loaded"
 
 
+SERVE_EXTRA = ("orjson", "starlette", "uvicorn", "prometheus_client", "httpx", "tensorflow_serving")
+OF_SERVING = {f"kbert.serving.{name}" for name in ("rest", "models", "server", "batching", "client", "lines", "asking")}
+OF_SERVING |= {"kbert.serving.over_rest", "kbert.serving.over_grpc"}
+
+
+def test_what_the_serve_extra_brings_only_servers_and_clients_need():
+    """Or `make demo`, which does without it, ends where it exports."""
+    others = [name_of(file) for file in MODULES if not within(name_of(file), [*OF_SERVING, "kbert.benchmark.systems"])]
+    code = "import sys; sys.modules.update(dict.fromkeys(sys.argv[1].split()))\n"
+    code += "import importlib; [importlib.import_module(name) for name in sys.argv[2:]]"
+    command = [sys.executable, "-c", code, " ".join(SERVE_EXTRA), *others]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert "kbert.serving.export" in others and done.returncode == 0, done.stderr[-2000:]
+
+
 def test_recipes_answer_help_without_waiting_for_tensorflow():
     code = """
 import runpy, sys

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from kbert.model.kernels import weights_final
 from kbert.serving import warm_up
-from kbert.serving.models import names_in
+from kbert.serving.folders import names_in, next_version
 from kbert.serving.passages import ChooseEnding, FindAnswer, TagWords
 from kbert.serving.questions import Attention, Classify, Embed, FillBlanks, NextSentence, Regress
 
@@ -110,11 +110,6 @@ def models_config(folder: str | os.PathLike) -> str:
     names = [name for name in names_in(Path(folder)) if next_version(Path(folder) / name) > 1]
     configs = [f'  config {{ name: "{n}" base_path: "/models/{n}" model_platform: "tensorflow" }}\n' for n in names]
     return f"model_config_list {{\n{''.join(configs)}}}\n"
-
-
-def next_version(directory: str | os.PathLike) -> int:
-    """One more than the highest number among the names in the directory; 1 where there is none."""
-    return 1 + max((int(name) for name in names_in(Path(directory)) if name.isdecimal()), default=0)
 
 
 def questions(model, tokenizer, **options) -> list:

@@ -4,10 +4,8 @@ A new version is loaded beside the one that answers and takes its place when it 
 they began with. A version that cannot be loaded is named in the log and tried again when its files change.
 """
 
-import contextlib
 import json
 import logging
-import os
 import threading
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -20,6 +18,7 @@ from google.protobuf import json_format
 from tensorflow.core.protobuf import saved_model_pb2
 
 from kbert.serving import warm_up
+from kbert.serving.folders import looks_of, versions_in
 from kbert.serving.rest import Refused, Tensor
 
 LOG = logging.getLogger("kbert.serving")
@@ -189,33 +188,6 @@ class Models:
 
     def _note(self, name: str, number: int, state: str, why: str = "") -> None:
         self.states = {**self.states, (name, number): (state, why)}
-
-
-def versions_in(folder: Path) -> dict[str, list[int]]:
-    """The numbers of the versions of each model; a version has a saved_model.pb."""
-    found = {}
-    for name in names_in(folder):
-        if not name.startswith("."):
-            numbers = [int(entry) for entry in names_in(folder / name) if entry.isdecimal()]
-            found[name] = [n for n in numbers if os.path.exists(folder / name / str(n) / "saved_model.pb")]
-    return {name: numbers for name, numbers in found.items() if numbers}
-
-
-def names_in(folder: Path) -> list[str]:
-    """What is in a folder, sorted; nothing where it is none, is gone, or may not be read, as lost+found."""
-    try:
-        return sorted(os.listdir(folder))
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return []
-
-
-def looks_of(folder: Path) -> tuple:
-    """Names, sizes and times of a version's files: it is tried again when they have changed."""
-    found = []
-    for path in sorted(os.path.join(root, name) for root, _, names in os.walk(folder) for name in names):
-        with contextlib.suppress(FileNotFoundError):  # it may be going just now
-            found.append((path, os.stat(path).st_size, os.stat(path).st_mtime_ns))
-    return tuple(found)
 
 
 def signature_of(function, padding: dict) -> Signature:

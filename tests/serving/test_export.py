@@ -19,7 +19,8 @@ from kbert.model.fine_tuning import BertClassifier, BertRegressor
 from kbert.model.pretraining import BertPretrainer
 from kbert.model_directory import save
 from kbert.serving import warm_up
-from kbert.serving.export import as_next_version, export, models_config, next_version
+from kbert.serving.export import as_next_version, export, models_config
+from kbert.serving.folders import next_version
 from kbert.serving.questions import Attention, Classify, Embed, FillBlanks, NextSentence, Regress
 from kbert.text.packing import pack, special_ids
 from kbert.text.wordpiece import WordPiece

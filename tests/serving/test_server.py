@@ -17,7 +17,8 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow_serving.apis import get_model_metadata_pb2
 
 from kbert.serving.batching import Batcher, Limits
-from kbert.serving.models import Models, Signature, looks_of, names_in, versions_in
+from kbert.serving.folders import looks_of, names_in, versions_in
+from kbert.serving.models import Models, Signature
 from kbert.serving.server import Metrics, new_application
 
 
