@@ -20,7 +20,7 @@ from kbert.training import planning
 
 PARTS = (8, 4, 2, 1)  # of a corpus: every eighth of its documents to all of them
 MICRO = 10**-6
-COLUMNS = ("", "us/token", "arithmetic's us/token", "ms", "index s", "peak MB")
+COLUMNS = ("us/token", "arithmetic's us/token", "ms", "index s", "peak MB")
 
 
 class Point(NamedTuple):
@@ -165,15 +165,19 @@ def tell(curves: Sequence[Curve], output: str | None) -> None:
     """Prints a table of each, and writes the numbers and the plots."""
     metrics = {}
     for curve in curves:
-        rows = {}
+        shown = {}
         for result in curve.results:
             if result.reason:
                 report.CONSOLE.print(f"{result.name}: {result.reason}", highlight=False, soft_wrap=True)
         for point, result in curve.measured():
-            shown = numbers(curve, point, result)
-            rows[result.name] = tuple(f"{shown[name]:,.4g}" if name in shown else "" for name in COLUMNS[1:])
-            metrics |= {f"{result.name}, {name}": value for name, value in shown.items()}
-        report.table(f"A token's cost by {curve.name}, median of {len(curve.results[0].rounds)} rounds", rows, COLUMNS)
+            shown[result.name] = numbers(curve, point, result)
+            metrics |= {f"{result.name}, {name}": value for name, value in shown[result.name].items()}
+        there = [name for name in COLUMNS if any(name in told for told in shown.values())]
+        rows = {
+            name: tuple(f"{told[one]:,.4g}" if one in told else "" for one in there) for name, told in shown.items()
+        }
+        title = f"A token's cost by {curve.name}, median of {len(curve.results[0].rounds)} rounds"
+        report.table(title, rows, ("", *there))
     if output:
         write(output, metrics, {f"growth with {curve.name}": curve.results for curve in curves})
         for curve in curves:
