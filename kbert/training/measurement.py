@@ -109,7 +109,10 @@ def measure_step(setting: Setting, seconds: float) -> Measured:
             self.model.stop_training = len(self.moments) > FEWEST_STEPS and passed > seconds
 
     clock = Clock()
-    model.fit(tf.data.Dataset.from_tensors(random_batch(setting)).repeat(), callbacks=[clock], verbose=0)
+    options = tf.data.Options()
+    options.autotune.enabled = False  # the end of an iterator waits for tf.data's tuner, which sleeps up to a minute
+    batches = tf.data.Dataset.from_tensors(random_batch(setting)).repeat().with_options(options)
+    model.fit(batches, callbacks=[clock], verbose=0)
     steps = [after - before for before, after in pairwise(clock.moments)]
     _, peak, limit = memory()
     return Measured(statistics.median(steps), libraries, peak, limit, on_gpu)

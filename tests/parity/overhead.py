@@ -16,6 +16,7 @@ import time
 import tensorflow as tf
 
 from kbert.config import BertConfig
+from kbert.text.walk import prefetched
 from kbert.training.checkpointing import Checkpoint
 from kbert.training.measurement import new_trainer, random_batch
 from kbert.training.planning import Setting
@@ -51,7 +52,7 @@ def main(size: str, batch: int, length: int, steps: int = 50, rounds: int = 7, d
     if not deterministic:
         tf.config.experimental.enable_op_determinism = lambda: None
     setting = Setting(BertConfig.from_size(size), batch, length, max(1, round(0.15 * length)))
-    model, dataset = new_trainer(setting), tf.data.Dataset.from_tensors(random_batch(setting)).repeat()
+    model, dataset = new_trainer(setting), prefetched(tf.data.Dataset.from_tensors(random_batch(setting)).repeat())
     step, iterator = bare_step(model), iter(dataset)
 
     def bare() -> None:
