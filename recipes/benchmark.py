@@ -131,7 +131,7 @@ def inference(
         else:
             rows = random.integers(5, config.vocab_size, (batch_size, sequence_length)).tolist()
         lengths = [len(row) for row in rows]
-        products = jobs.products_of_encoder(config, batch_size, round(sum(lengths) / batch_size))
+        products = jobs.products_of_encoder(config, lengths)
         job = {"folder": folder, "rows": rows, "products": products, "precision": "float32"}
         if len(set(lengths)) > 1:
             chosen.pop("kbert, XLA", None)  # which would compute the padding
@@ -147,6 +147,8 @@ def serving(
     turns: TurnRule = TurnRule(),
 ) -> None:
     """Raw text to probabilities of two classes: kbert's SavedModel beside tokenizers and ONNX Runtime.
+
+    The limit is that of the encoder's matrix products.
 
     Args:
         texts: a file whose first lines are asked.
@@ -167,6 +169,7 @@ def serving(
         saved_model = kbert.export(classifier, tokenizer, Path(folder) / "saved_model")
         job = {"folder": folder, "saved_model": saved_model, "texts": lines, "sequence_length": sequence_length}
         lengths = [min(int(length) + 2, sequence_length) for length in tokenizer(lines).row_lengths()]
+        job |= {"products": jobs.products_of_encoder(classifier.config, lengths), "precision": "float32"}
         total = jobs.operations_of_encoder(classifier.config, lengths)
         compare(chosen, job, turns, Work(f"{batch_size} raw texts to probabilities", sum(lengths), total))
 
@@ -209,6 +212,8 @@ def fine_tuning(
 ) -> None:
     """A task of GLUE from the start of the process to the scores of dev; transformers pads each batch to its longest.
 
+    Tokens, operations and the limit are those of the training steps.
+
     Args:
         model: any folder that kbert.load knows.
         task: mrpc, cola, sst-2, sts-b and so on.
@@ -229,18 +234,22 @@ def fine_tuning(
     problem = classification.of_task(task, data)
     split, dev = next(iter(problem.dev.items()))
     with tempfile.TemporaryDirectory() as folder:
-        _, tokenizer = jobs.write_model(Path(folder), model, "tiny")
+        encoder, tokenizer = jobs.write_model(Path(folder), model, "tiny")
         examples = {"train": with_targets(problem, problem.train), "dev": with_targets(problem, dev)}
         (Path(folder) / "examples.json").write_text(json.dumps(examples))
         job = {"folder": folder, "examples": f"{folder}/examples.json", "labels": max(len(problem.labels), 1)}
         job |= {"recipe": str(Path(__file__).with_name("fine_tune_glue.py")), "task": task, "data": data}
         job |= {"epochs": epochs, "learning_rates": learning_rate, "batch_sizes": batch_size}
         job |= {"sequence_length": sequence_length}
-        tokens = epochs * sum(min(length, sequence_length) for length in lengths_of(tokenizer, problem.train))
-        results = compare(chosen, job, turns, Work(f"{task}, {epochs} epochs", tokens))
+        lengths = [min(length, sequence_length) for length in lengths_of(tokenizer, problem.train)]
+        steps = epochs * len(lengths) // batch_size
+        products = jobs.products_of_fine_tuning(encoder.config, batch_size, lengths, steps)
+        job |= {"products": products, "precision": "float32"}
+        total = 3 * epochs * jobs.operations_of_encoder(encoder.config, lengths)  # forward, and two gradients
+        results = compare(chosen, job, turns, Work(f"{task}, {epochs} epochs", epochs * sum(lengths), total))
     scores = {"kbert": results[0].rounds[-1]["scores"]}
     for result in results[1:]:
-        if result.rounds:
+        if result.rounds and "logits" in result.rounds[-1]:  # the limit has none
             logits = np.array(result.rounds[-1]["logits"])
             scores[result.name] = problem.scores(dev, logits if problem.labels else logits[:, 0])
     rows = {name: ", ".join(f"{metric} {value:.4f}" for metric, value in of.items()) for name, of in scores.items()}

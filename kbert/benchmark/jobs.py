@@ -20,22 +20,36 @@ def job_of_step(setting: planning.Setting, batch: Path) -> dict:
 def products_of_step(setting: planning.Setting) -> list[dict]:
     """The matrix products of a step, forward and backward; those of attention as batches of a layer."""
     shape = (setting.batch_size, setting.sequence_length, setting.predictions)
+    return of_training(setting.config, planning.products(setting.config, *shape))
+
+
+def products_of_fine_tuning(config: BertConfig, batch_size: int, lengths: Sequence[int], steps: int) -> list[dict]:
+    """Those of the encoder in so many steps, forward and backward, of batches as long as the mean of `lengths`."""
+    return of_training(config, planning.products(config, batch_size, mean(lengths), 0), steps)
+
+
+def products_of_encoder(config: BertConfig, lengths: Sequence[int]) -> list[dict]:
+    """Those of a forward pass with sequences of these lengths, taken as as many of the mean length."""
+    return [of_layers(config, product) for product in planning.products(config, len(lengths), mean(lengths), 0)]
+
+
+def mean(lengths: Sequence[int]) -> int:
+    return round(sum(lengths) / len(lengths))
+
+
+def of_training(config: BertConfig, forward: Sequence[planning.Product], steps: int = 1) -> list[dict]:
     told = []
-    for forward in planning.products(setting.config, *shape):
-        gradients = zip(("", ", left gradient", ", right gradient"), (forward, *forward.backward), strict=True)
-        told += [of_layers(setting.config, product, way) for way, product in gradients]
+    for product in forward:
+        gradients = zip(("", ", left gradient", ", right gradient"), (product, *product.backward), strict=True)
+        told += [of_layers(config, one, way, steps) for way, one in gradients]
     return told
 
 
-def products_of_encoder(config: BertConfig, batch_size: int, sequence_length: int) -> list[dict]:
-    return [of_layers(config, product) for product in planning.products(config, batch_size, sequence_length, 0)]
-
-
-def of_layers(config: BertConfig, product: planning.Product, way: str = "") -> dict:
+def of_layers(config: BertConfig, product: planning.Product, way: str = "", steps: int = 1) -> dict:
     layers = config.num_hidden_layers
     times = 1 if product.count % layers else layers
     shape = {"m": product.m, "n": product.n, "k": product.k}
-    return {"name": product.name + way, "times": times, "batch": product.count // times, **shape}
+    return {"name": product.name + way, "times": times * steps, "batch": product.count // times, **shape}
 
 
 def operations_of_encoder(config: BertConfig, lengths: Sequence[int]) -> int:

@@ -42,13 +42,21 @@ INFERENCE = {
     "ONNX Runtime": Participant("inference_onnxruntime", ONNX),
     "limit": Participant("limit"),
 }
-SERVING = {OURS: Participant("answers_kbert"), "ONNX Runtime": Participant("answers_onnxruntime", ONNX)}
+SERVING = {
+    OURS: Participant("answers_kbert"),
+    "ONNX Runtime": Participant("answers_onnxruntime", ONNX),
+    "limit": Participant("limit"),
+}
 DATA = {
     OURS: Participant("data_kbert"),
     "tensorflow-text, tokens alone": Participant("data_tensorflow_text"),
     "tokenizers, tokens alone": Participant("data_tokenizers", ("tokenizers",)),
 }
-FINE_TUNING = {OURS: Participant("fine_tuning_kbert"), "transformers": Participant("fine_tuning_transformers", TORCH)}
+FINE_TUNING = {
+    OURS: Participant("fine_tuning_kbert"),
+    "transformers": Participant("fine_tuning_transformers", TORCH),
+    "limit": Participant("limit"),
+}
 
 
 def those(known: dict[str, Participant], without: Sequence[str]) -> dict[str, Participant]:
