@@ -1,7 +1,8 @@
 """What every recipe shares: flags read from `main`'s signature and docstring, and one line for bad input.
 
-Exit status 0 is success; 2, with one line on standard error, is bad input or a full disk; 130 and 143, with one line,
-are Ctrl-C and SIGTERM after what was to be saved was; anything else is an error of kbert's own and keeps its traceback.
+Exit status 0 is success; 2, with one line on standard error, is bad input or a full disk; 75, with one line, is a
+training that Ctrl-C or SIGTERM stopped after it was saved: the same command goes on; 130 and 143 are the same where
+there was nothing to save; anything else is an error of kbert's own and keeps its traceback.
 """
 
 import contextlib
@@ -42,8 +43,8 @@ def run(main: Callable | dict[str, Callable], tensorflow: bool = True) -> None:
             import_tensorflow()
         call()
     except KeyboardInterrupt as interruption:
-        number = getattr(interruption, "signal", signal.SIGINT)
-        _exit(program, str(interruption) or "interrupted", status=128 + number)
+        status = getattr(interruption, "status", 128 + signal.SIGINT)
+        _exit(program, str(interruption) or "interrupted", status)
     except Exception as error:
         function = next(iter(main.values())) if isinstance(main, dict) else main
         message = explain(error, Path(function.__code__.co_filename).parent)
@@ -133,7 +134,7 @@ def import_tensorflow() -> None:
 
 def _no_space(error: BaseException | None) -> str | None:
     while error is not None:
-        if getattr(error, "errno", None) == errno.ENOSPC or NO_SPACE in str(error):
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or NO_SPACE in str(error):
             where = getattr(error, "filename", None) or str(error)
             return f"no space left on the device: {where}; free some space and run the same command again"
         error = error.__cause__ or error.__context__

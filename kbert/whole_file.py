@@ -4,11 +4,14 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # network file systems may be mounted without them
+IN_WORDS = re.compile(r"\(os error (\d+)\)")  # as safetensors puts it
+# Network file systems may be mounted without locks; those of NFS are not for what is read alone, as a folder is.
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF)
 
 
 def write_whole(path, content: bytes) -> None:
@@ -29,8 +32,8 @@ def written_whole(path) -> Iterator[Path]:
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         number = getattr(error, "errno", None)
-        if number is None and os.strerror(errno.ENOSPC) in str(error):  # as libraries put it
-            number = errno.ENOSPC
+        if number is None and (told := IN_WORDS.search(str(error))):
+            number = int(told[1])
         if number is not None and getattr(error, "filename", None) in (None, str(temporary)):
             raise OSError(number, os.strerror(number), str(path)) from None
         raise

@@ -180,7 +180,7 @@ def main(
     from kbert import report
     from kbert.text.baselines import baselines
     from kbert.training.checkpointing import Checkpoint
-    from kbert.training.distribution import agree, chief_first, is_chief
+    from kbert.training.distribution import agree, chief_first, is_chief, loss_is_told
     from kbert.training.monitoring import Evaluate, EventFiles, Monitor, Panels
     from kbert.training.run_directory import begin_run
     from kbert.weights.by_name import digest, take_over
@@ -232,7 +232,7 @@ def main(
         "accumulation": optimizer.accumulation,
         "steps_per_execution": run.steps_per_call,
     }
-    with replicas.scope():
+    with loss_is_told(replicas), replicas.scope():
         model = kbert.BertPretrainer(config, next_sentence=rule.next_sentence, masked_lm_changes=changes)
         if start:
             new = ", ".join(take_over(model, first)) or "nothing"

@@ -21,7 +21,7 @@ import safetensors
 import safetensors.numpy
 import tensorflow as tf
 
-from kbert.training.distribution import agree, chief_first, is_chief, workers
+from kbert.training.distribution import agree, any_says, chief_first, is_chief, workers
 from kbert.training.step import is_due
 from kbert.whole_file import written_whole
 
@@ -33,11 +33,12 @@ class NonFiniteLoss(ValueError):
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM, after the run was saved; `signal` is its number."""
+    """Ctrl-C or SIGTERM, after the run was saved: a process that ends by it has the status `status`.
 
-    def __init__(self, message: str, signal: int):
-        super().__init__(message)
-        self.signal = signal
+    Not 130 or 143, with which it ends where there is nothing to save: a scheduler can tell what is to be called again.
+    """
+
+    status = os.EX_TEMPFAIL
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -45,9 +46,9 @@ class Checkpoint(keras.callbacks.Callback):
 
     A thread writes while the next steps are trained. Of several processes the chief writes; all see the same folder.
     Belongs last in the list of callbacks, so that what the others wrote at a step is there before its checkpoint is.
-    Ctrl-C and SIGTERM to any process save after the running step (the next one where there are several), then raise
-    Stopped in all; a second one stops at once. Raises NonFiniteLoss naming the step and the last good checkpoint,
-    OSError naming the file that has no space.
+    Ctrl-C and SIGTERM to any process, unless they are ignored when `fit` begins, save after the running step (the next
+    one where there are several), then raise Stopped in all; a second one stops at once. Raises NonFiniteLoss naming the
+    step and the last good checkpoint, OSError naming the file that has no space.
     """
 
     def __init__(self, output, settings: dict, every: int = 1000, keep: int = 2):
@@ -65,30 +66,33 @@ class Checkpoint(keras.callbacks.Callback):
     def restore(self, model) -> int:
         """Puts the newest undamaged checkpoint into a compiled model; the number of steps done, 0 without one.
 
-        A damaged file is named on standard error and set aside. Raises ValueError if the checkpoint is another run's or
-        another model's, or not the same in all processes.
+        A damaged file is named on standard error and set aside. Raises ValueError if all are damaged, or if the
+        checkpoint is another run's or another model's, or not the same in all processes.
         """
         strategy = model.distribute_strategy
         self.writes = is_chief(strategy)
         with chief_first(strategy):
             step = self._restore(model)
-        agree(strategy, {f"the checkpoint in {self.folder}": step})
+        agree(strategy, {"the step of the newest checkpoint": step})
         return step
 
     def _restore(self, model) -> int:
         for leftover in self.folder.glob("*.tmp"):
             leftover.unlink()
+        damaged = {}
         for path in sorted(self.folder.glob("step-*.safetensors"), reverse=True):
             try:
                 values, metadata = read(path)
             except DamagedFile as error:
-                print(f"{path} is damaged ({error}); the checkpoint before it is used instead", file=sys.stderr)
-                path.rename(path.with_suffix(".damaged"))
+                damaged[path] = error
                 continue
             if metadata.get("settings") != self.settings_digest:
                 raise ValueError(f"{path} belongs to a run with other settings; give those, or another output folder")
             variables = state(model)
             check_shapes(path, values, variables)
+            for one, error in damaged.items():
+                print(f"{one} is damaged ({error}); {path.name} before it is used instead", file=sys.stderr)
+                one.rename(one.with_suffix(".damaged"))
             for name, variable in variables.items():
                 variable.assign(values[name])
             # `fit` resets the metrics when it begins.
@@ -96,6 +100,9 @@ class Checkpoint(keras.callbacks.Callback):
             self.last_step = int(metadata["step"])
             self.to_evaluate = metadata.get("to_evaluate") == "True"
             return self.last_step
+        for path, error in damaged.items():
+            told = f"{path} is damaged ({error}), and no checkpoint is whole"
+            raise ValueError(f"{told}; expected one, or {self.folder} to be removed, to begin anew")
         return 0
 
     def save(self) -> None:
@@ -149,7 +156,8 @@ class Checkpoint(keras.callbacks.Callback):
         self.signal_received = None
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self.former_handlers[number] = signal.signal(number, self._note)
+                if signal.getsignal(number) != signal.SIG_IGN:  # as of a process in the background
+                    self.former_handlers[number] = signal.signal(number, self._note)
 
     def on_epoch_begin(self, epoch, logs=None):
         self.epoch = epoch
@@ -186,8 +194,9 @@ class Checkpoint(keras.callbacks.Callback):
         if self.last_step != self.model.steps_done:
             self.save()
         self.finish()
-        # Of several processes one alone may have got it now; and all is saved.
-        if self.signal_received and workers(self.model.distribute_strategy) == 1:
+        self._restore_handlers()
+        # Of several processes one alone may have got it in the last steps.
+        if any_says(self.model.distribute_strategy, self.signal_received is not None):
             self._stop()
 
     def on_fit_end(self):
@@ -199,7 +208,7 @@ class Checkpoint(keras.callbacks.Callback):
     def _stop(self):
         self.finish()
         where = f"stopped after step {self.last_step}, saved in {self.folder}"
-        raise Stopped(f"{where}; the same command goes on from there", self.signal_received or signal.SIGTERM)
+        raise Stopped(f"{where}; the same command goes on from there")
 
     def _note(self, number, frame):
         """Handles a signal: no exception now, as the state is whole only between two steps."""

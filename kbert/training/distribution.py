@@ -21,6 +21,7 @@ SUM = tf.distribute.ReduceOp.SUM
 
 # What TensorFlow raises where another process is gone; the second ones also for what fails in this one.
 LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
+IN_PYTHON = "Traceback (most recent call last)"  # of what failed while a batch was made here
 PERHAPS_LOST = (tf.errors.FailedPreconditionError, tf.errors.InternalError, tf.errors.UnknownError)
 
 
@@ -147,7 +148,7 @@ def loss_is_told(strategy: tf.distribute.Strategy):
     try:
         yield
     except (*LOST, *PERHAPS_LOST) as error:
-        if workers(strategy) == 1:
+        if workers(strategy) == 1 or (isinstance(error, PERHAPS_LOST) and IN_PYTHON in str(error)):
             raise
         raise lost(error) from error
 
@@ -188,6 +189,11 @@ def agree(strategy: tf.distribute.Strategy, settings: dict) -> None:
     told = difference(exchanged(strategy, settings))
     if told:
         raise ValueError(told)
+
+
+def any_says(strategy: tf.distribute.Strategy, said: bool) -> bool:
+    """Whether any process says so; waits for all of them."""
+    return said if workers(strategy) == 1 else any(one["said"] for one in exchanged(strategy, {"said": said}))
 
 
 def exchanged(strategy: tf.distribute.Strategy, content: dict) -> list[dict]:

@@ -6,6 +6,7 @@ told `null` when all are there, or why the run cannot be.
 
 import contextlib
 import json
+import os
 import socket
 import time
 
@@ -34,7 +35,7 @@ def listening(addresses: tuple[str, ...], number: int) -> socket.socket:
     try:
         return socket.create_server(("", int(port)), **both)
     except OSError as error:
-        raise ValueError(f"worker {number}: port {port} of {host}: {error.strerror}") from None
+        raise ValueError(f"worker {number}: port {port} of {host}: {os.strerror(error.errno)}") from None
 
 
 def chief(door: socket.socket, addresses: tuple[str, ...], said: dict, deadline: float) -> str | None:
@@ -92,6 +93,7 @@ def is_open(line: socket.socket) -> bool:
 def other(addresses: tuple[str, ...], number: int, said: dict, deadline: float) -> str | None:
     """Says to the chief who this is; what the chief says when all are there or somebody is missing."""
     host, _, port = addresses[0].rpartition(":")
+    host = host.strip("[]")  # of an IPv6 address
     begin = time.monotonic()
     while (left := deadline - time.monotonic()) > 0:
         with contextlib.suppress(OSError, ValueError), socket.create_connection((host, int(port)), left) as line:

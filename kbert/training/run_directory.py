@@ -1,25 +1,32 @@
 """A run's folder belongs to one run, told by its settings, and to one that trains in it at a time."""
 
 import json
+import zlib
 from pathlib import Path
 
 import tensorflow as tf
 
 from kbert.training.distribution import agree, chief_first, is_chief
-from kbert.whole_file import locked, write_whole
+from kbert.whole_file import locked, one_at_a_time, write_whole
 
 
 def begin_run(output, settings: dict, strategy: tf.distribute.Strategy, alike: dict | None = None) -> None:
     """Begins or goes on with the run in a folder: notes its settings, and keeps others out while this process lives.
 
     alike: what else all processes do alike, and may do otherwise when they go on. Raises ValueError in all processes if
-    any of this differs, or if the folder has another run, or another process that trains in it.
+    any of this differs, if the folder has another run, or another process that trains in it, or is not one that all
+    see.
     """
     agree(strategy, settings | (alike or {}))
+    path = Path(output) / "run.json"
     with chief_first(strategy):
-        check_settings(output, settings)
         if is_chief(strategy):
-            claim(Path(output) / "run.json")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with one_at_a_time(path.parent):
+                check_settings(output, settings)
+                claim(path)
+    there = f"a run.json of {zlib.crc32(path.read_bytes()):08x}" if path.exists() else "no run.json"
+    agree(strategy, {"what the folder of the run, which all have to see, holds": there})
 
 
 CLAIMED = {}  # by path: files that this process keeps locked, as a lock ends where its file is closed

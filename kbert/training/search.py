@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from kbert.training.checkpointing import Checkpoint
-from kbert.training.distribution import agree, chief_first, is_chief
+from kbert.training.distribution import agree, chief_first, is_chief, loss_is_told
 from kbert.training.monitoring import EventFiles, Monitor
 from kbert.training.optimization import BertAdam, WarmupLinearDecay
 from kbert.whole_file import write_whole
@@ -74,7 +74,7 @@ class Search:
         agree(self.strategy, {"the runs": [trial.name for trial in trials]})
         for trial in trials:
             is_finished = self.file(trial).exists()
-            agree(self.strategy, {f"whether {self.file(trial)} is there": is_finished})
+            agree(self.strategy, {f"whether {trial.name} is finished": is_finished})
             if not is_finished:
                 self.run(trial, show)
             with chief_first(self.strategy):
@@ -100,7 +100,7 @@ class Search:
         steps = len(batches)
         keras.utils.set_random_seed(seed)
         schedule = WarmupLinearDecay(trial.learning_rate, steps, int(self.warmup * steps))
-        with self.strategy.scope():
+        with loss_is_told(self.strategy), self.strategy.scope():
             model = self.new_model()
             how = {"jit_compile": "auto" if self.xla else False, "accumulation": self.accumulation}
             model.compile(BertAdam(schedule, **self.optimizer), **how)

@@ -20,24 +20,35 @@ def text_source(folder) -> TextSource:
     return TextSource(Corpus([folder], FORM), WordPiece(VOCABULARY), InstanceRule(64))
 
 
-def serve(folder, port, is_ready):
-    text_source(folder).serve(7, port, is_ready.set)
+def serve(folder, port, seed, is_ready):
+    text_source(folder).serve(seed, port, is_ready.set)
 
 
 @pytest.fixture
-def server(tmp_path):
+def serving():
+    """Starts data servers, until the test ends."""
+    spawning, begun = multiprocessing.get_context("spawn"), []
+
+    def begin(folder, port, seed):
+        is_ready = spawning.Event()
+        begun.append(spawning.Process(target=serve, args=(folder, port, seed, is_ready)))
+        begun[-1].start()
+        assert is_ready.wait(120)
+        return begun[-1]
+
+    yield begin
+    for process in begun:
+        process.kill()
+
+
+@pytest.fixture
+def server(serving, tmp_path):
     """A data server and its address."""
     write_corpus(tmp_path, [9_000] * 9)
     with socket.socket() as one:
         one.bind(("", 0))
         port = one.getsockname()[1]
-    spawning = multiprocessing.get_context("spawn")
-    is_ready = spawning.Event()
-    process = spawning.Process(target=serve, args=(tmp_path, port, is_ready))
-    process.start()
-    assert is_ready.wait(120)
-    yield process, f"localhost:{port}"
-    process.kill()
+    return serving(tmp_path, port, 7), f"localhost:{port}"
 
 
 def test_a_trainer_gets_the_batches_that_it_would_make_also_when_the_server_goes(server, tmp_path, monkeypatch, capfd):
@@ -60,10 +71,42 @@ def test_a_trainer_gets_the_batches_that_it_would_make_also_when_the_server_goes
     assert 1 <= capfd.readouterr().err.count(told) <= data_service.CALLS
 
 
-def test_a_server_of_other_text_or_none_is_refused(server, tmp_path, monkeypatch):
+def batch_of(source) -> dict:
+    return next(source.batches(16, 7).as_numpy_iterator())
+
+
+def assert_told_and_made_here(source, expected, told, capfd):
+    """The batch is the same one, and why it was made here is told."""
+    for name, values in batch_of(source).items():
+        np.testing.assert_array_equal(values, expected[name], name)
+    assert told in capfd.readouterr().err
+
+
+def test_a_server_of_other_text_is_refused_and_one_that_is_not_there_is_done_without(
+    server, tmp_path, monkeypatch, capfd
+):
     _, address = server
     with pytest.raises(ValueError, match=f"data server {address} has other text or flags: .*seed 7.*expected .*seed 8"):
         text_source(tmp_path).use_servers(8, [address])
     monkeypatch.setattr(data_service, "SECONDS", 1)
-    with pytest.raises(ValueError, match="^data server localhost:1: Deadline Exceeded$"):
-        text_source(tmp_path).use_servers(7, ["localhost:1"])
+    source = text_source(tmp_path)
+    source.use_servers(7, ["localhost:1"])
+    told = "data server localhost:1 does not answer, groups are made here until the run is started again: "
+    assert_told_and_made_here(source, batch_of(text_source(tmp_path)), told, capfd)
+
+
+def test_a_server_that_comes_back_with_other_flags_is_not_listened_to(server, serving, tmp_path, capfd):
+    process, address = server
+    source = text_source(tmp_path)
+    source.use_servers(7, [address])
+    process.kill()
+    process.join()
+    serving(tmp_path, int(address.partition(":")[2]), 8)
+    assert_told_and_made_here(source, batch_of(text_source(tmp_path)), "it has other text or flags now", capfd)
+
+
+def test_a_port_that_another_server_has_is_refused(server, tmp_path):
+    _, address = server
+    port = int(address.partition(":")[2])
+    with pytest.raises(ValueError, match=f"^port {port}: Address already in use$"):
+        text_source(tmp_path).serve(7, port)

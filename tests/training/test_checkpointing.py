@@ -103,6 +103,19 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(model, tmp_pat
     assert files(tmp_path) == ["step-00000002.safetensors", "step-00000004.damaged"]
 
 
+def test_where_all_checkpoints_are_damaged_nothing_is_begun_anew_or_removed(model, tmp_path):
+    fit(model, 4, Checkpoint(tmp_path, SETTINGS, every=2))
+    before = files(tmp_path)
+    for path in (tmp_path / "checkpoints").iterdir():
+        path.write_bytes(b"")
+    for _ in "12":
+        with pytest.raises(
+            ValueError, match=r"step-00000004.safetensors is damaged \(.*no checkpoint is whole; expected"
+        ):
+            Checkpoint(tmp_path, SETTINGS).restore(model)
+        assert files(tmp_path) == before
+
+
 @pytest.fixture
 def written(tmp_path):
     """A small checkpoint: its path and its content."""
@@ -211,10 +224,11 @@ def test_of_several_steps_a_call_those_are_named_of_which_one_is_not_finite(tmp_
         several.fit(data, steps_per_epoch=6, callbacks=[Checkpoint(tmp_path, SETTINGS, every=3)], verbose=0)
 
 
-def test_a_full_disk_that_a_library_meets_is_named_too(tmp_path):
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_full_disk_that_a_library_meets_is_named_too(tmp_path, number):
     with pytest.raises(OSError) as caught, written_whole(tmp_path / "file"):
-        raise RuntimeError("I/O error: No space left on device (os error 28)")
-    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "file"))
+        raise RuntimeError(f"I/O error: {os.strerror(number)} (os error {number})")
+    assert (caught.value.errno, caught.value.filename) == (number, str(tmp_path / "file"))
 
 
 def test_weights_that_are_not_finite_are_not_saved(model, tmp_path):
@@ -250,6 +264,16 @@ def test_an_interrupted_run_saves_and_says_how_to_go_on(model, tmp_path, number)
         fit(model, 9, AtStep(3, lambda: os.kill(os.getpid(), number)), Checkpoint(tmp_path, SETTINGS, every=2))
     assert files(tmp_path) == ["step-00000002.safetensors", "step-00000003.safetensors"]
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+
+
+def test_a_signal_that_is_ignored_where_the_run_is_started_does_not_stop_it(model, tmp_path, monkeypatch):
+    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        fit(model, 3, AtStep(2, lambda: os.kill(os.getpid(), signal.SIGINT)), Checkpoint(tmp_path, SETTINGS))
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, former)
+    assert model.steps_done == 3
 
 
 def test_an_evaluation_that_a_signal_interrupts_is_made_when_the_run_goes_on(model, tmp_path):

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kbert.training.distribution import Cluster, new_strategy, shared_out, workers
+from kbert.training import distribution
+from kbert.training.checkpointing import Stopped
+from kbert.training.distribution import Cluster, WorkerLost, new_strategy, shared_out, workers
 from tests.training import tiny_run
 from tests.training.logged import TIMES, events
 from tests.training.tiny_run import free_addresses
@@ -218,13 +220,43 @@ def test_a_signal_to_one_process_stops_both_and_they_go_on(start_process, tmp_pa
     statuses = in_two_processes(start_process, tmp_path, at=(6, number), worker=worker)
     assert time.perf_counter() - begin < 300
     if number == signal.SIGTERM:
-        assert statuses == [143, 143]
+        assert statuses == [Stopped.status, Stopped.status]
         assert max(path.name for path in (tmp_path / "checkpoints").iterdir()) == "step-00000007.safetensors"
     else:
         assert statuses[worker] == -signal.SIGKILL and statuses[1 - worker] == 3, statuses
         assert "another worker is gone" in (tmp_path / "lost").read_text()
     assert in_two_processes(start_process, tmp_path) == [0, 0]
     assert (tmp_path / "digest").read_text() == (whole / "digest").read_text()
+
+
+@pytest.mark.long
+def test_a_signal_in_the_last_step_stops_both_too(start_process, tmp_path, whole):
+    assert in_two_processes(start_process, tmp_path, at=(tiny_run.STEPS, signal.SIGTERM)) == [Stopped.status] * 2
+    assert in_two_processes(start_process, tmp_path) == [0, 0]
+    assert (tmp_path / "digest").read_text() == (whole / "digest").read_text()
+
+
+@pytest.mark.long
+def test_a_folder_that_the_processes_do_not_share_is_refused(start_process, tmp_path):
+    addresses = free_addresses(2)
+    running = [
+        start_process(tiny_run.begin, tmp_path / f"run {number}", Cluster(addresses, number)) for number in range(2)
+    ]
+    for number, process in enumerate(running):
+        process.join(timeout=300)
+        told = (tmp_path / f"run {number}.txt").read_text()
+        assert "what the folder of the run, which all have to see, holds is 'a run.json of" in told
+        assert "and 'no run.json'" in told
+    assert not (tmp_path / "run 1").exists()
+
+
+def test_what_fails_in_making_a_batch_here_is_no_other_worker_s_loss(monkeypatch):
+    monkeypatch.setattr(distribution, "workers", lambda strategy: 2)
+    unknown = tf.errors.UnknownError(None, None, "FileNotFoundError: gone\nTraceback (most recent call last):\n  File")
+    with pytest.raises(tf.errors.UnknownError), distribution.loss_is_told(None):
+        raise unknown
+    with pytest.raises(WorkerLost, match="another worker is gone, or this one failed"), distribution.loss_is_told(None):
+        raise tf.errors.UnknownError(None, None, "Connection reset by peer")
 
 
 def test_a_killed_run_goes_on_with_another_number_of_replicas(start_process, tmp_path):

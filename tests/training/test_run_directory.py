@@ -1,12 +1,14 @@
 import errno
 import fcntl
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import tensorflow as tf
 
 from kbert.training import run_directory
 from kbert.training.run_directory import begin_run, check_settings
+from kbert.whole_file import one_at_a_time
 
 SETTINGS = {"steps": 100, "size": "tiny"}
 
@@ -48,6 +50,19 @@ def test_a_run_is_one_processs(tmp_path):
             begin_run(tmp_path, SETTINGS, tf.distribute.get_strategy())
     begin_run(tmp_path, SETTINGS, tf.distribute.get_strategy())
     run_directory.CLAIMED.pop(tmp_path / "run.json").close()
+
+
+def test_of_two_that_begin_at_once_one_waits_until_the_other_owns_the_folder(tmp_path):
+    with ThreadPoolExecutor() as threads, one_at_a_time(tmp_path):
+        beginning = threads.submit(begin_run, tmp_path, SETTINGS, tf.distribute.get_strategy())
+        with pytest.raises(TimeoutError):
+            beginning.result(timeout=0.5)
+        assert not (tmp_path / "run.json").exists()
+        run_directory.check_settings(tmp_path, SETTINGS)
+        of_another = open(tmp_path / "run.json", "rb")
+        fcntl.flock(of_another, fcntl.LOCK_EX)
+    with of_another, pytest.raises(ValueError, match="another process trains there"):
+        beginning.result()
 
 
 def test_where_files_cannot_be_locked_that_is_told_and_a_run_begins(tmp_path, monkeypatch, capfd):

@@ -17,10 +17,10 @@ import tensorflow as tf
 from kbert.config import BertConfig
 from kbert.model.pretraining import BertPretrainer
 from kbert.training.checkpointing import Checkpoint, Stopped, state
-from kbert.training.distribution import WorkerLost, chief_first, is_chief, new_strategy
+from kbert.training.distribution import WorkerLost, is_chief, new_strategy
 from kbert.training.monitoring import Evaluate, EventFiles, Monitor
 from kbert.training.optimization import BertAdam, WarmupLinearDecay
-from kbert.training.run_directory import check_settings
+from kbert.training.run_directory import begin_run
 from kbert.whole_file import write_whole
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
@@ -110,14 +110,13 @@ def train(output, steps=STEPS, replicas=1, cluster=None, at=None, dropout=0.1, p
     """Trains up to `steps`, from the last checkpoint if there is one; a digest of all weights in `<output>/digest`.
 
     at: a step and a signal that this process then gets. `<output>/begun-<number of the process>` has what Begun says.
-    Ends with status 3 where another process is lost, 128 and the signal where it was stopped.
+    Ends with status 3 where another process is lost, Stopped's where it was stopped.
     """
     tf.config.experimental.enable_op_determinism()
     settings = {"steps": steps, "seed": 1}
     word = "multi_worker" if cluster else "mirrored" if replicas > 1 else "one"
     strategy = new_strategy(word, replicas if word == "mirrored" else None, cluster)
-    with chief_first(strategy):
-        check_settings(output, settings)
+    begin_run(output, settings, strategy)
     with strategy.scope():
         model = new_model(dropout, dtype)
         model.compile(new_optimizer(steps, peak), **{"jit_compile": False, **options})
@@ -140,10 +139,19 @@ def train(output, steps=STEPS, replicas=1, cluster=None, at=None, dropout=0.1, p
         Path(output, "lost").write_text(str(error))
         os._exit(3)
     except Stopped as stopped:
-        sys.exit(128 + stopped.signal)
+        sys.exit(stopped.status)
     if is_chief(strategy):
         Path(output, "digest").write_text(digest(model, "seconds"))
         np.savez(Path(output) / "weights.npz", *[variable.numpy() for variable in model.weights])
+
+
+def begin(output, cluster):
+    """Begins a run as `train` does; why it is refused is then in `<output>.txt`."""
+    strategy = new_strategy("multi_worker", None, cluster)
+    try:
+        begin_run(output, {}, strategy)
+    except ValueError as error:
+        Path(f"{output}.txt").write_text(str(error))
 
 
 def digest(model, *ignored):
