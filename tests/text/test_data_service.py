@@ -109,4 +109,4 @@ def test_a_port_that_another_server_has_is_refused(server, tmp_path):
     _, address = server
     port = int(address.partition(":")[2])
     with pytest.raises(ValueError, match=f"^port {port}: Address already in use$"):
-        text_source(tmp_path).serve(7, port)
+        text_source(tmp_path).serve(7, port, ready=lambda: pytest.fail("it serves"))
