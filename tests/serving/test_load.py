@@ -282,7 +282,7 @@ def test_batches_make_short_requests_faster_and_long_ones_no_slower(asked, size)
     with Served(folder) as together, Served(folder, "--batch.rows", "1") as alone:
         for served in (together, alone):
             print(f"\nfirst answer after {served.seconds:.1f} s, in {1000 * served.first:.0f} ms")
-            assert served.seconds < 10
+            assert served.seconds < 30  # 5 on two cores without other tests
             few = asyncio.run(ask(served.port, [request_of("a")] * 50, clients=1))
             assert served.first < 3 * np.median([taken for _, _, taken in few])
         for _ in range(5):

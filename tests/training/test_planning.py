@@ -202,7 +202,7 @@ def test_a_step_in_a_process_of_its_own_is_beside_what_was_predicted(tmp_path, m
 @pytest.mark.parametrize(
     "flags",
     [
-        "--size mini --batch-size 24",
+        "--size mini --batch-size 32",
         "--size mini --batch-size 64 --optimizer.accumulation 4",
         "--size mini --batch-size 64 --devices.recompute --optimizer.name lamb",
         "--config wide.json --batch-size 16",
