@@ -111,7 +111,10 @@ def test_a_document_ends_where_it_is_said_to(folder, tmp_path, monkeypatch):
         ),
         ("step --turns.without torch", "--turns.without torch: expected names of keras-hub; keras-hub, XLA"),
         ("inference --turns.without kbert", "--turns.without kbert: expected names of kbert, XLA; transformers; ONNX"),
-        ("serving --texts t --model m --turns.without limit", "--turns.without limit: expected names of ONNX Runtime"),
+        (
+            "serving --texts t --model m --turns.without torch",
+            "--turns.without torch: expected names of ONNX Runtime; limit",
+        ),
         ("data --corpus c --vocabulary v --turns.without a", "--turns.without a: expected names of tensorflow-text"),
         (
             "fine_tuning --model m --task mrpc --data d --turns.without kbert",
