@@ -21,8 +21,8 @@ SUM = tf.distribute.ReduceOp.SUM
 
 # What TensorFlow raises where another process is gone; the second ones also for what fails in this one.
 LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
-IN_PYTHON = "Traceback (most recent call last)"  # of what failed while a batch was made here
 PERHAPS_LOST = (tf.errors.FailedPreconditionError, tf.errors.InternalError, tf.errors.UnknownError)
+IN_PYTHON = "Traceback (most recent call last)"  # which they have of what failed while this one made a batch
 
 
 class WorkerLost(ValueError):

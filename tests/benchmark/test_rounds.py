@@ -20,7 +20,6 @@ import os
 import subprocess
 import threading
 import time
-from unittest.mock import Mock
 from worker import serve
 
 def prepare(job):

@@ -266,7 +266,7 @@ def test_an_interrupted_run_saves_and_says_how_to_go_on(model, tmp_path, number)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
 
 
-def test_a_signal_that_is_ignored_where_the_run_is_started_does_not_stop_it(model, tmp_path, monkeypatch):
+def test_a_signal_that_is_ignored_where_the_run_is_started_does_not_stop_it(model, tmp_path):
     former = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         fit(model, 3, AtStep(2, lambda: os.kill(os.getpid(), signal.SIGINT)), Checkpoint(tmp_path, SETTINGS))
