@@ -8,17 +8,10 @@ import keras
 from keras import ops
 
 from kbert.config import BertConfig
+from kbert.model.between import ACTIVATIONS, attention_weights, directly, masked_softmax, normed_sum
 from kbert.model.dropout import Dropout, dropped
 from kbert.model.kernels import Kernels
-from kbert.model.tokens import Tokens
-
-ACTIVATIONS = {
-    "gelu_tanh": lambda x: ops.gelu(x, approximate=True),
-    "gelu_erf": lambda x: ops.gelu(x, approximate=False),
-    "relu": ops.relu,
-    "tanh": ops.tanh,
-    "linear": lambda x: x,
-}
+from kbert.model.tokens import Rows, Tokens
 
 
 def new_initializer(config: BertConfig) -> keras.initializers.Initializer:
@@ -47,24 +40,6 @@ def gather_positions(x, positions):
     return ops.take(ops.reshape(x, (batch * length, hidden)), rows, axis=0)
 
 
-def directly(function, inputs, others=(), **constants):
-    """function(*inputs, *others, **constants); a step that compiles pieces of a model has a way of its own to call."""
-    return function(*inputs, *others, **constants)
-
-
-def masked_softmax(scores, mask):  # [B, A, N, S], [B, 1, 1 or N, S] -> [B, A, N, S], float32
-    return ops.softmax(ops.cast(scores, "float32") + ops.cast(mask, "float32"))
-
-
-def attention_weights(scores, mask, seed=None, *, rate):
-    return dropped(ops.cast(masked_softmax(scores, mask), scores.dtype), seed, rate)
-
-
-def normed_sum(x, change, gamma, beta, seed=None, *, rate, epsilon):
-    """LayerNorm(x + dropout(change)): what ends each half of a layer, [..., H]."""
-    return ops.layer_normalization(x + dropped(change, seed, rate), gamma, beta, axis=-1, epsilon=epsilon)
-
-
 class Embeddings(keras.layers.Layer):
     """LayerNorm(token + segment + position embedding), then dropout."""
 
@@ -82,14 +57,18 @@ class Embeddings(keras.layers.Layer):
     def table(self, name, rows):
         return self.add_weight((rows, self.config.hidden_size), initializer=new_initializer(self.config), name=name)
 
-    def call(self, input_ids, segment_ids, position_ids=None, training=False):  # 3 x [B, S] -> [B, S, H]
+    def call(self, input_ids, segment_ids, position_ids=None, training=False, piece=directly):
+        """3 x [B, S] -> [B, S, H], or [T] -> [T, H]."""
         tokens = ops.take(self.token_embeddings, input_ids, axis=0)
         segments = ops.take(self.segment_embeddings, segment_ids, axis=0)
         if position_ids is None:
             positions = self.first_positions(input_ids)
         else:
             positions = ops.take(self.position_embeddings, position_ids, axis=0)
-        return self.dropout(self.layer_norm(tokens + segments + positions), training=training)
+        gamma, beta = (ops.convert_to_tensor(one) for one in (self.layer_norm.gamma, self.layer_norm.beta))
+        sums = (tokens, segments + positions, gamma, beta)
+        normed = piece(normed_sum, sums, (None,), rate=0.0, epsilon=self.layer_norm.epsilon)
+        return piece(dropped, (normed,), (self.dropout.next_seed(training),), rate=self.dropout.rate)
 
     def first_positions(self, input_ids):  # [B, S] -> [S, H]
         self.check_length(input_ids)
@@ -116,38 +95,30 @@ class SelfAttention(keras.layers.Layer):
             self.value = new_dense(config, hidden, hidden, name="value", **policy)
             self.projection = new_dense(config, hidden, hidden, name="projection", **policy)
             self.dropout = Dropout(config.attention_probs_dropout_prob, name="dropout", **policy)
-        self.kernels = Kernels()
+        # The queries' kernel is divided rather than the scores, as it is smaller.
+        self.kernels = Kernels({"query": config.head_size**-0.5})
         self.built = True
 
-    def call(self, x, mask, asking=None, tokens=None, training=False, seed=None, piece=directly, probabilities=False):
-        """The vectors `asking` [B, N, H] look at x [B, S, H] where mask [B, 1, 1 or N, S] lets them; None: x at itself.
+    def call(self, x, mask, asking=None, *, tokens, askers=None, training, seed=None, piece=directly, probabilities):
+        """The vectors of `tokens`, x [T, H], look at each other where mask [B, 1, 1 or N, S] lets them.
 
-        With `tokens` x is [T, H]. Returns the shape of what asks, and on request the probabilities [B, A, N, S].
+        asking: what looks at x instead, the vectors [B * N, H] of the Rows `askers`. Returns the shape of what looks,
+        and on request the probabilities [B, A, N, S].
         """
         if asking is None:
+            askers = tokens
             query, key, value = self.heads(x, tokens, self.query, self.key, self.value)
         else:
-            (query,), (key, value) = self.heads(asking, None, self.query), self.heads(x, tokens, self.key, self.value)
-        # The query is divided rather than the scores, as it is smaller.
-        scores = ops.matmul(query * self.config.head_size**-0.5, ops.swapaxes(key, -1, -2))
+            (query,), (key, value) = self.heads(asking, askers, self.query), self.heads(x, tokens, self.key, self.value)
+        scores = ops.matmul(query, ops.swapaxes(key, -1, -2))
         seed = self.dropout.next_seed(training, seed)
         weights = piece(attention_weights, (scores,), (mask, seed), rate=self.dropout.rate)
-        context = ops.matmul(weights, value)
-        if tokens and asking is None:
-            context = tokens.joined(context)
-        else:
-            context = ops.swapaxes(context, 1, 2)  # [B, N, A, D]
-            context = ops.reshape(context, (*ops.shape(context)[:2], self.config.hidden_size))
+        context = askers.joined(ops.matmul(weights, value))
         return self.projection(context), masked_softmax(scores, mask) if probabilities else None
 
-    def heads(self, x, tokens, *layers):  # [B, S, H] -> [B, A, S, D] of each layer
+    def heads(self, x, tokens, *layers):  # [T, H] -> [B, A, S, D] of each layer
         kernel, bias = self.kernels.of(*layers)
-        projected = ops.matmul(x, kernel) + bias
-        if tokens:
-            return tokens.in_heads(projected, len(layers))
-        shape = (*ops.shape(projected)[:2], self.config.num_attention_heads, self.config.head_size)
-        parts = ops.split(projected, len(layers), axis=-1)
-        return [ops.swapaxes(ops.reshape(part, shape), 1, 2) for part in parts]
+        return tokens.in_heads(ops.add(ops.matmul(x, kernel), bias), len(layers))
 
 
 class EncoderLayer(keras.layers.Layer):
@@ -171,24 +142,26 @@ class EncoderLayer(keras.layers.Layer):
         x,
         mask,
         asking=None,
-        tokens=None,
+        *,
+        tokens,
+        askers=None,
         training=False,
         seeds=(None, None, None),
         piece=directly,
         probabilities=False,
     ):
-        """x [B, S, H], with `tokens` [T, H], or, if given, the vectors `asking` [B, N, H] that look at x.
+        """x [T, H], the vectors of `tokens`, or, if given, those `asking` [B * N, H], of `askers`, that look at x.
 
         Returns the same shape and, on request, the probabilities [B, A, S or N, S].
         """
-        how = {"tokens": tokens, "training": training, "seed": seeds[0], "piece": piece, "probabilities": probabilities}
-        attended, found = self.self_attention(x, mask, asking, **how)
+        how = {"tokens": tokens, "askers": askers, "training": training, "seed": seeds[0], "piece": piece}
+        attended, found = self.self_attention(x, mask, asking, probabilities=probabilities, **how)
         x = x if asking is None else asking
         x = self.residual(x, attended, self.attention_norm, training, seeds[1], piece)
         x = self.residual(x, self.feed_forward(x, piece), self.feed_forward_norm, training, seeds[2], piece)
         return x, found
 
-    def recomputed(self, x, mask, tokens=None):
+    def recomputed(self, x, mask, tokens):
         """The output in training, of which only x is kept for the gradient: all within is computed once more for it."""
         dropouts = (self.self_attention.dropout, self.dropout, self.dropout)
         seeds = [dropout.seed_generator.next() for dropout in dropouts]  # the same masks both times
@@ -199,7 +172,7 @@ class EncoderLayer(keras.layers.Layer):
         gamma, beta = ops.convert_to_tensor(norm.gamma), ops.convert_to_tensor(norm.beta)
         return piece(normed_sum, (x, change, gamma, beta), (seed,), rate=self.dropout.rate, epsilon=norm.epsilon)
 
-    def feed_forward(self, x, piece=directly):  # [B, S, H] -> [B, S, H]
+    def feed_forward(self, x, piece=directly):  # [T, H] -> [T, H]
         return self.projection(piece(self.activation, (self.intermediate(x),)))
 
 
@@ -221,8 +194,6 @@ class Bert(keras.layers.Layer):
     Raises ValueError for sequences longer than the config's max_position_embeddings.
     """
 
-    directly = staticmethod(directly)
-
     def __init__(self, config: BertConfig, name: str = "bert", **options):
         super().__init__(name=name, **options)
         self.config, self.recompute, self.piece = config, False, directly
@@ -239,29 +210,27 @@ class Bert(keras.layers.Layer):
 
     def call(self, features, training=False, pooled_only=False, output_all_layers=False, output_attentions=False):
         mask = self.attention_mask(features)
-        tokens = None
-        if "token_places" in features:
-            tokens = Tokens(features["token_places"], features["input_mask"], self.config.num_attention_heads)
+        tokens = self.tokens(features)
         layer_outputs, attentions = [self.embedded(features, tokens, training)], []
         for layer in self.encoder_layers[:-1] if pooled_only else self.encoder_layers:
             if self.recompute and training and not output_attentions:
                 layer_outputs.append(layer.recomputed(layer_outputs[-1], mask, tokens))
                 continue
-            piece = self.piece if training else directly
-            how = {"tokens": tokens, "training": training, "piece": piece, "probabilities": output_attentions}
+            how = {"tokens": tokens, "training": training, "probabilities": output_attentions}
+            how["piece"] = self.piece_in(training)
             x, probabilities = layer(layer_outputs[-1], mask, **how)
             layer_outputs.append(x)
             attentions.append(probabilities)
         if pooled_only:
             x = layer_outputs[-1]
-            asking = self.of_sequences(tokens.laid_out(x) if tokens else x, features)
+            vectors = self.of_sequences(tokens.laid_out(x), features)  # [B, N, H]
+            askers = Rows(*ops.shape(vectors)[:2], self.config.num_attention_heads)
             mask = mask if mask.shape[2] == 1 else self.of_sequences(mask[:, 0], features)[:, None]  # [B, 1, 1 or N, S]
-            found, _ = self.encoder_layers[-1](x, mask, asking, tokens=tokens, training=training)
-            return {"pooled_output": self.pooled(found, features)}
+            asking = ops.reshape(vectors, (-1, self.config.hidden_size))
+            found, _ = self.encoder_layers[-1](x, mask, asking, tokens=tokens, askers=askers, training=training)
+            return {"pooled_output": self.pooled(askers.laid_out(found), features)}
 
-        if tokens:
-            wanted = layer_outputs if output_all_layers else layer_outputs[-1:]
-            layer_outputs = [tokens.laid_out(x) for x in wanted]
+        layer_outputs = [tokens.laid_out(x) for x in (layer_outputs if output_all_layers else layer_outputs[-1:])]
         outputs = {"sequence_output": layer_outputs[-1]}
         if self.config.pooler:
             outputs["pooled_output"] = self.pooled(self.of_sequences(layer_outputs[-1], features), features)
@@ -271,15 +240,24 @@ class Bert(keras.layers.Layer):
             outputs["attention_probabilities"] = attentions
         return outputs
 
-    def embedded(self, features, tokens, training):  # [B, S, H], with tokens [T, H]
+    def piece_in(self, training):
+        return self.piece if training else directly
+
+    def tokens(self, features):
+        if "token_places" in features:
+            return Tokens(features["token_places"], features["input_mask"], self.config.num_attention_heads)
+        return Rows(*ops.shape(features["input_mask"]), self.config.num_attention_heads)
+
+    def embedded(self, features, tokens, training):  # [T, H]
         ids = [features["input_ids"], features["segment_ids"], features.get("position_ids")]
-        if tokens:
+        if "token_places" in features:
             if ids[2] is None:
                 self.embeddings.check_length(ids[0])
                 columns = ops.arange(ops.shape(ids[0])[1], dtype=ids[0].dtype)
                 ids[2] = ops.broadcast_to(columns, ops.shape(ids[0]))
-            ids = map(tokens.taken, ids)
-        return self.embeddings(*ids, training=training)
+            return self.embeddings(*map(tokens.taken, ids), training=training, piece=self.piece_in(training))
+        vectors = self.embeddings(*ids, training=training, piece=self.piece_in(training))
+        return ops.reshape(vectors, (-1, self.config.hidden_size))
 
     def of_sequences(self, x, features):
         """What the pooler reads, [B, S, H] -> [B, N, H]; N is 1 by default.

@@ -3,8 +3,9 @@
 import keras
 from keras import ops
 
-from kbert.model import Model, cross_entropy
+from kbert.model.base import Model
 from kbert.model.bert import Bert, new_dense
+from kbert.model.between import cross_entropy
 from kbert.model.dropout import Dropout
 from kbert.training.metrics import Mean
 
@@ -117,7 +118,7 @@ class BertClassifier(OneOutputLayer):
             loss = ops.softplus(logits) - truth * logits  # of a sigmoid each
             correct = ops.cast((logits > 0) == (truth > 0.5), "float32")
         else:
-            loss, correct = cross_entropy(labels, logits)
+            loss, correct = cross_entropy(logits, labels)
         return {"loss": ops.sum(loss * self.label_weights(labels)), "accuracy": ops.sum(correct)}
 
 
@@ -163,7 +164,7 @@ class BertTagger(OneOutputLayer):
 
     def totals(self, features, outputs):
         asked = ops.cast(features["label_ids"] >= 0, "float32")
-        loss, correct = cross_entropy(ops.maximum(features["label_ids"], 0), outputs["logits"])
+        loss, correct = cross_entropy(outputs["logits"], ops.maximum(features["label_ids"], 0))
         return {"loss": ops.sum(loss * asked), "accuracy": ops.sum(correct * asked)}
 
 
@@ -225,8 +226,8 @@ class BertSpanPredictor(OneOutputLayer):
         return ops.where(exists, first, -1), last, *logits
 
     def totals(self, features, outputs):
-        start_loss, start_correct = cross_entropy(features["start_positions"], outputs["start_logits"])
-        end_loss, end_correct = cross_entropy(features["end_positions"], outputs["end_logits"])
+        start_loss, start_correct = cross_entropy(outputs["start_logits"], features["start_positions"])
+        end_loss, end_correct = cross_entropy(outputs["end_logits"], features["end_positions"])
         return {
             "loss": ops.sum(start_loss + end_loss) / 2,
             "start_accuracy": ops.sum(start_correct),
@@ -254,7 +255,7 @@ class BertMultipleChoice(OneOutputLayer):
         return outputs | {"logits": ops.reshape(outputs["logits"], (batch, choices))}
 
     def totals(self, features, outputs):
-        loss, correct = cross_entropy(features["label_ids"], outputs["logits"])
+        loss, correct = cross_entropy(outputs["logits"], features["label_ids"])
         return {"loss": ops.sum(loss), "accuracy": ops.sum(correct)}
 
 

@@ -12,15 +12,19 @@ class Kernels:
     The layers keep variables of their own, so that each is initialized, loaded and decayed on its own.
     """
 
-    def __init__(self):
-        self.kept = {}  # by the layers' names
+    def __init__(self, scales: dict[str, float]):
+        self.scales, self.kept = scales, {}  # by a layer's name, and by several
 
     def of(self, *layers):
         names = tuple(layer.name for layer in layers)
         if names in self.kept:
             return self.kept[names]
-        parts = zip(*((layer.kernel, layer.bias) for layer in layers), strict=True)
+        parts = zip(*(self.scaled(layer) for layer in layers), strict=True)
         return tuple(ops.concatenate(some, axis=-1) for some in parts)
+
+    def scaled(self, layer):
+        scale = self.scales.get(layer.name)
+        return (layer.kernel, layer.bias) if scale is None else (layer.kernel * scale, layer.bias * scale)
 
 
 @contextlib.contextmanager
@@ -33,7 +37,7 @@ def weights_final(bert):
     attentions = [layer.self_attention for layer in bert.encoder_layers]
     try:
         for one in attentions:
-            for layers in ((one.query, one.key, one.value), (one.key, one.value)):
+            for layers in ((one.query, one.key, one.value), (one.query,), (one.key, one.value)):
                 kept = (keras.Variable(value, trainable=False) for value in one.kernels.of(*layers))
                 one.kernels.kept[tuple(layer.name for layer in layers)] = tuple(kept)
         yield [kept for one in attentions for some in one.kernels.kept.values() for kept in some]

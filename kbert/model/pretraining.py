@@ -6,8 +6,9 @@ import keras
 from keras import ops
 
 from kbert.config import BertConfig
-from kbert.model import Model, cross_entropy
-from kbert.model.bert import ACTIVATIONS, Bert, gather_positions, new_dense, new_layer_norm
+from kbert.model.base import Model
+from kbert.model.bert import Bert, gather_positions, new_dense, new_layer_norm
+from kbert.model.between import ACTIVATIONS, cross_entropy
 from kbert.training.metrics import Mean
 
 
@@ -92,10 +93,10 @@ class BertPretrainer(Model):
         if self.masked_lm:
             weight = ops.cast(features["masked_lm_weights"], "float32")
             logits, ids = outputs["masked_lm_logits"], features["masked_lm_ids"]
-            loss, correct = self.bert.piece(masked_lm_cross_entropy, (logits,), (ids,))
+            loss, correct = self.bert.piece(cross_entropy, (logits,), (ids,))
             totals |= {"masked_lm_loss": ops.sum(loss * weight), "masked_lm_accuracy": ops.sum(correct * weight)}
         if self.next_sentence:
-            loss, correct = cross_entropy(features["next_sentence_labels"], outputs["next_sentence_logits"])
+            loss, correct = cross_entropy(outputs["next_sentence_logits"], features["next_sentence_labels"])
             totals |= {"next_sentence_loss": ops.sum(loss), "next_sentence_accuracy": ops.sum(correct)}
         return totals
 
@@ -105,7 +106,3 @@ class BertPretrainer(Model):
     @classmethod
     def from_config(cls, config):
         return cls(**{**config, "config": BertConfig(**config["config"])})
-
-
-def masked_lm_cross_entropy(logits, ids):
-    return cross_entropy(ids, logits)

@@ -21,10 +21,9 @@ IN_UPDATE = {"adam": 1.0, "lamb": 3.5}  # arrays of a variable's size that an up
 # Adding a part's gradients to the sum reads two arrays and writes one; the update, from the norm to Adam's kernel,
 # reads eight and writes six.
 ADDING_PER_UPDATE = 3 / 14
-# Bytes of the compiled step and of what is left of compiling it, for each layer, without and with recomputation: 38 to
-# 48 and 76 MB between 1 and 12 layers. Trials of few layers would tell it only roughly.
-COMPILED_LAYER = {False: 45 * MEGABYTE, True: 75 * MEGABYTE}
-WIDE = 512  # hidden size from which on products take most of a step
+# Bytes of a step with recomputation, which is compiled whole, and of what is left of compiling it, for each layer: 76
+# MB between 1 and 12 layers. Trials of few layers would tell it only roughly.
+COMPILED_LAYER = 75 * MEGABYTE
 SHORTEST = 8  # [CLS] and two [SEP] leave five
 
 
@@ -139,9 +138,9 @@ def operations(setting: Setting) -> dict[str, tuple[int, int]]:
     return counted
 
 
-def faster_in_pieces(config: BertConfig, recompute: bool, on_gpu: bool) -> bool:
-    """Whether a step is, compiled in pieces (pieces.py) rather than whole: wide layers, on CPUs, not computed twice."""
-    return config.hidden_size >= WIDE and not recompute and not on_gpu
+def faster_in_pieces(recompute: bool, on_gpu: bool) -> bool:
+    """Whether a step is, compiled in pieces (pieces.py) rather than whole: on CPUs, where it is not computed twice."""
+    return not recompute and not on_gpu
 
 
 class Device(NamedTuple):
@@ -170,8 +169,8 @@ def memory(setting: Setting, device: Device) -> dict[str, int]:
     config, variables = setting.config, 4 * sum(parameters(setting.config).values())
     logits = 3 * 4 * setting.in_part * setting.predictions * config.vocab_size
     tokens = setting.batch_size * (3 * setting.sequence_length + 3 * setting.predictions + 1)
-    in_pieces = faster_in_pieces(config, setting.recompute, device.on_gpu)
-    of_layers = 0 if device.on_gpu or in_pieces else COMPILED_LAYER[setting.recompute]
+    in_pieces = faster_in_pieces(setting.recompute, device.on_gpu)
+    of_layers = 0 if device.on_gpu or in_pieces else COMPILED_LAYER
     return {
         "Python and its libraries": device.libraries,
         "compiled step": device.compiled + of_layers * config.num_hidden_layers,
@@ -201,15 +200,15 @@ def activations(setting: Setting, device: Device, logits: int = 0) -> int:
 
     A layer keeps eight arrays [B, S, H] (queries, keys, values, the attended values, what both LayerNorms read and
     write), three [B, S, F] (what GELU reads, its tanh and what it writes) and two [B, A, S, S] (probabilities before
-    and after dropout). Compiled in pieces nine, two and two: the queries once more, divided, and no tanh. Recomputation
+    and after dropout). Compiled in pieces there is no tanh, and the scores instead of those before. Recomputation
     keeps a layer's input alone and has one layer whole at a time, which takes the place of the logits.
     """
     config = setting.config
     tokens = setting.in_part * setting.sequence_length
     narrow = tokens * config.hidden_size
     scores = setting.in_part * config.num_attention_heads * setting.sequence_length**2
-    in_pieces = faster_in_pieces(config, setting.recompute, device.on_gpu)
-    layer = (9 if in_pieces else 8) * narrow + (2 if in_pieces else 3) * tokens * config.intermediate_size + 2 * scores
+    in_pieces = faster_in_pieces(setting.recompute, device.on_gpu)
+    layer = 8 * narrow + (2 if in_pieces else 3) * tokens * config.intermediate_size + 2 * scores
     kept, item = 3 * narrow, device.item(setting.precision)
     if setting.recompute:
         return (kept + config.num_hidden_layers * narrow) * item + max(layer * item - logits, 0)

@@ -46,7 +46,7 @@ class TrainingStep:
         """Prepares `fit` and `evaluate` and builds the optimizer, so that a checkpoint can be restored.
 
         jit_compile True has XLA compile forward and backward as a whole, "pieces" what is between the products
-        (pieces.py), and "auto" what is faster on this device: on a CPU that takes 28% (Tiny) to 8% (Base) off a step.
+        (pieces.py), and "auto" what is faster on this device: on a CPU the pieces, unless the Bert recomputes.
         It costs seconds once, so that False is for short runs. With `accumulation` a replica takes its batch in so many
         parts, one after the other. Raises ValueError for a loss or metrics: the model brings its own.
         """
@@ -58,8 +58,8 @@ class TrainingStep:
         super().compile(optimizer=optimizer, jit_compile=False, auto_scale_loss=False, **options)
         self._loss_tracker = None
         in_pieces = jit_compile == "pieces" or (jit_compile == "auto" and pieces.are_faster(self.bert))
-        self.bert.piece = pieces.compiled_piece if in_pieces else self.bert.directly
         self.compiled_by_xla, self.accumulation = jit_compile is not False and not in_pieces, accumulation
+        self.bert.piece = pieces.way(in_pieces, self.compiled_by_xla)
         self.jit_compiled = jit_compile
         with self.distribute_strategy.scope():
             self.data_position = tf.Variable([0, 0, 0], dtype=tf.int64, trainable=False, name="data_position")

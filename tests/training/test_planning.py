@@ -120,7 +120,8 @@ def test_memory_grows_by_kind_with_what_the_kind_is_of():
     larger = planning.memory(replace(of, batch_size=16), BARE)
     assert {name for name in kinds if larger[name] != kinds[name]} == {"activations", "masked-LM logits", "input"}
     assert larger["activations"] == 2 * kinds["activations"]
-    assert total(of, Device(7, 5)) == total(of) + 7 + 5 + 3 * planning.COMPILED_LAYER[False] + 3 * weights
+    # On CPUs a checkpoint takes memory, and nobody keeps GELU's tanh.
+    assert total(of, Device(7, 5)) == total(of) + 7 + 5 + 3 * weights - 4 * 3 * 4 * 16 * 32
 
 
 def test_parts_and_recomputation_take_less_and_lamb_more():
@@ -131,7 +132,8 @@ def test_parts_and_recomputation_take_less_and_lamb_more():
     assert total(replace(of, optimizer="lamb")) > whole
     half = replace(of, precision="bfloat16")
     assert planning.memory(half, BARE)["activations"] * 2 == kinds["activations"]
-    assert planning.memory(half, Device())["activations"] == kinds["activations"]  # on a CPU
+    on_cpu = [planning.memory(one, Device())["activations"] for one in (of, half)]
+    assert on_cpu[0] == on_cpu[1]
 
 
 @pytest.mark.parametrize("changes", [{}, {"accumulation": 3}, {"recompute": True}, {"optimizer": "lamb"}])
@@ -229,7 +231,7 @@ def test_memory_is_predicted_within_15_percent_by_trials_with_fewer_layers_and_s
         ("--predictions 0", "predictions is 0, expected 1"),
         ("--batch-size 0", "batch_size is 0, expected a multiple, at least 1, of accumulation 1"),
         ("--optimizer.accumulation 3", "batch_size is 8, expected a multiple, at least 1, of accumulation 3"),
-        ("--memory 1", "memory is 1 GB, expected at least 1.36 for a batch of 1"),
+        ("--memory 1", "memory is 1 GB, expected at least 1.27 for a batch of 1"),
         ("--batch-size 800 --memory 2 --check", "--batch-size 800 does not fit; expected one that does for --check"),
         ("--memory 0", "--memory 0: expected more than 0"),
         ("--config bert_config.json", "--size tiny: bert_config.json brings its own; expected one of both flags"),

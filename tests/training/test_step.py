@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from kbert.model import between
 from kbert.model.bert import Bert
 from kbert.model.fine_tuning import BertClassifier, BertSpanPredictor, BertTagger
-from kbert.training import pieces, planning
+from kbert.training import pieces
 from kbert.training.optimization import global_norm
 from tests.training import tiny_run
 from tests.training.tiny_run import batch, dataset, new_model, new_optimizer, state
@@ -178,29 +179,29 @@ def test_xla_changes_nothing_but_the_rounding(model, how, accumulation):
         np.testing.assert_allclose(other.numpy(), variable.numpy(), atol=1e-4, err_msg=variable.path)
 
 
-def test_wide_layers_are_compiled_in_pieces_and_narrow_ones_and_what_is_computed_twice_as_a_whole(monkeypatch):
-    narrow, wide, twice = (new_model(num_hidden_layers=2) for _ in range(3))
-    hidden_size = wide.bert.config.hidden_size
+def test_layers_are_compiled_in_pieces_and_what_is_computed_twice_as_a_whole(monkeypatch):
+    once, twice, whole = (new_model(num_hidden_layers=2) for _ in range(3))
     made, compiled = [], pieces.compiled.__wrapped__
     monkeypatch.setattr(pieces, "compiled", functools.cache(lambda *what: made.append(compiled(*what)) or made[-1]))
-    for model, least in ((narrow, hidden_size + 1), (wide, hidden_size), (twice, hidden_size)):
-        monkeypatch.setattr(planning, "WIDE", least)
-        model.bert.recompute = model is twice
-        model.compile(new_optimizer())
-    assert [model.compiled_by_xla for model in (narrow, wide, twice)] == [True, False, True]
-    assert [m.bert.piece is pieces.compiled_piece for m in (narrow, wide, twice)] == [False, True, False]
-    expected, history = (fit(model, dataset(), 2) for model in (narrow, wide))
+    twice.bert.recompute = True
+    for model, jit_compile in ((once, "auto"), (twice, "auto"), (whole, True)):
+        model.compile(new_optimizer(), jit_compile=jit_compile)
+    assert [model.compiled_by_xla for model in (once, twice, whole)] == [False, True, True]
+    expected_pieces = [pieces.compiled_piece, pieces.piece, pieces.piece]
+    assert [model.bert.piece for model in (once, twice, whole)] == expected_pieces
+    expected, history = (fit(model, dataset(), 2) for model in (whole, once))
     assert history == {name: pytest.approx(value, rel=1e-4) for name, value in expected.items()}
     another = new_model(num_hidden_layers=2)
     another.compile(new_optimizer())
     fit(another, dataset(), 1)
-    # Attention, sums with their LayerNorms, the activation and the loss: for all layers, and all models, alike.
-    assert len(made) == 4
+    # Attention, sums with their LayerNorms, the activation and the loss, for all layers and models alike, and what
+    # ends the embeddings: a sum and its dropout.
+    assert len(made) == 6
     assert all(one.experimental_get_tracing_count() == 1 for both in made for one in both)
-    wide.compile(new_optimizer(), jit_compile=False)
-    assert not wide.compiled_by_xla and wide.bert.piece is wide.bert.directly
+    once.compile(new_optimizer(), jit_compile=False)
+    assert not once.compiled_by_xla and once.bert.piece is between.directly
     with pytest.raises(ValueError, match="jit_compile is 'whole', expected 'auto', 'pieces', True or False"):
-        wide.compile(new_optimizer(), jit_compile="whole")
+        once.compile(new_optimizer(), jit_compile="whole")
 
 
 OF_SHAPES = {"BroadcastGradientArgs"}  # computes axes from shapes alone, as XLA does while it compiles

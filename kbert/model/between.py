@@ -1,0 +1,48 @@
+"""What is between a model's matrix products, as functions without a state.
+
+Each is called through a `piece`: `directly`, or as a step compiles it that has ways of its own for them
+(kbert/training/pieces.py).
+"""
+
+from keras import ops
+
+from kbert.model.dropout import dropped
+
+ACTIVATIONS = {
+    "gelu_tanh": lambda x: ops.gelu(x, approximate=True),
+    "gelu_erf": lambda x: ops.gelu(x, approximate=False),
+    "relu": ops.relu,
+    "tanh": ops.tanh,
+    "linear": lambda x: x,
+}
+
+
+def directly(function, inputs, others=(), **constants):
+    """function(*inputs, *others, **constants), of which `others` need no gradient."""
+    return function(*inputs, *others, **constants)
+
+
+def masked_softmax(scores, mask):  # [B, A, N, S], [B, 1, 1 or N, S] -> [B, A, N, S], float32
+    return ops.softmax(ops.cast(scores, "float32") + ops.cast(mask, "float32"))
+
+
+def attention_weights(scores, mask, seed=None, *, rate):
+    return dropped(ops.cast(masked_softmax(scores, mask), scores.dtype), seed, rate)
+
+
+def normed_sum(x, change, gamma, beta, seed=None, *, rate, epsilon):
+    """LayerNorm(x + dropout(change)): what ends each half of a layer, [..., H]."""
+    return ops.layer_normalization(x + dropped(change, seed, rate), gamma, beta, axis=-1, epsilon=epsilon)
+
+
+def cross_entropy(logits, labels):
+    """Negative log-likelihood of the labels, and 1.0 where no class is likelier, [..., K], [...] -> 2 x [...].
+
+    One maximum serves both: each pass over the [B, P, V] logits of pre-training costs time in a small model.
+    """
+    labels = ops.cast(labels, "int32")[..., None]
+    largest = ops.stop_gradient(ops.max(logits, axis=-1, keepdims=True))
+    log_total = ops.log(ops.sum(ops.exp(logits - largest), axis=-1, keepdims=True)) + largest
+    label_logit = ops.take_along_axis(logits, labels, axis=-1)
+    correct = ops.cast(label_logit >= largest, "float32")
+    return (log_total - label_logit)[..., 0], correct[..., 0]

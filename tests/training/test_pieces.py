@@ -1,0 +1,71 @@
+"""Pieces computed in ways of their own: the same outputs and gradients as the functions themselves have."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from kbert.model import between
+from kbert.training import pieces
+
+SEED = tf.constant([5, 7], tf.int64)
+
+
+def drawn(*shape, seed=1):
+    return tf.constant(np.random.default_rng(seed).normal(0, 3, shape), tf.float32)
+
+
+def attention(length):
+    mask = tf.where(tf.range(length) < length - 2, 0.0, -10000.0) * tf.constant([[1.0], [0.0]])
+    return between.attention_weights, (drawn(2, 3, 4, length),), (mask[:, None, None, :], SEED), {"rate": 0.2}
+
+
+def normed_sum(width, seed=SEED):
+    inputs = drawn(6, width), drawn(6, width, seed=2), drawn(width, seed=3), drawn(width, seed=4)
+    return between.normed_sum, inputs, (seed,), {"rate": 0.2, "epsilon": 1e-12}
+
+
+CASES = {
+    "attention": attention(64),
+    "attention to an odd number": attention(37),
+    "sum": normed_sum(48),
+    "sum of an odd width": normed_sum(33),
+    "sum without dropout": normed_sum(48, None),
+    "loss": (between.cross_entropy, (drawn(2, 3, 101),), (tf.constant([[0, 100, 7], [3, 3, 50]]),), {}),
+    "activation": (between.ACTIVATIONS["gelu_tanh"], (drawn(6, 33),), (), {}),
+}
+
+
+def outputs_and_gradients(piece, case, dtype):
+    function, inputs, others, constants = case
+    inputs = [tf.cast(one, dtype) for one in inputs]
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        outputs = tf.nest.flatten(piece(function, inputs, others, **constants))
+        # The second output of the loss, whether it was right, has no gradient.
+        total = tf.reduce_sum(tf.cast(outputs[0], tf.float32) * drawn(*outputs[0].shape, seed=9))
+    return [*outputs, *tape.gradient(total, inputs)]
+
+
+@pytest.mark.parametrize("piece", [pieces.compiled_piece, tf.function(pieces.piece, jit_compile=True, autograph=False)])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_piece_is_the_function_and_its_gradient(case, piece):
+    expected, found = (outputs_and_gradients(how, case, tf.float32) for how in (between.directly, piece))
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["attention", "sum"])
+def test_in_half_precision_it_is_so_too(name):
+    how = (between.directly, pieces.compiled_piece)
+    expected, found = (outputs_and_gradients(one, CASES[name], tf.bfloat16) for one in how)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype == tf.bfloat16
+        largest = np.abs(tf.cast(other, tf.float32)).max()
+        np.testing.assert_allclose(tf.cast(one, tf.float32), tf.cast(other, tf.float32), atol=largest / 32)
+
+
+def test_a_row_that_may_look_at_nothing_has_weights_all_the_same():
+    mask = tf.fill([1, 1, 1, 8], -10000.0)
+    weights = pieces.compiled_piece(between.attention_weights, (tf.zeros([1, 1, 1, 8]),), (mask, None), rate=0.2)
+    np.testing.assert_allclose(weights, np.full((1, 1, 1, 8), 0.125), rtol=1e-6)
