@@ -48,10 +48,12 @@ class TurnRule(RoundRule):
     Args:
         peers: interpreters of other environments, where peers are installed that are not here.
         without: who takes no part, by name, for its memory or time.
+        apart: begin each system anew for each of its rounds, so that one alone is in memory.
     """
 
     peers: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
+    apart: bool = False
 
 
 Size = Literal["tiny", "mini", "small", "medium", "base", "large"]
@@ -363,7 +365,7 @@ def compare(chosen: dict, job: dict, turns: TurnRule, work: Work) -> list:
     """All systems' results, with progress, told."""
     systems = participants.systems(chosen, job, turns.peers)
     with report.progress(f"{len(systems)} systems in turn") as progress:
-        results = in_turn(systems, turns.rounds, progress, turns.limit)
+        results = in_turn(systems, turns.rounds, progress, turns.limit, turns.apart)
     tell(work, results, turns.output)
     return results
 

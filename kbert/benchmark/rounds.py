@@ -51,31 +51,51 @@ class Result:
 
 
 def in_turn(
-    systems: Sequence[System], rounds: int, tell: Callable[[int, int], None] | None = None, limit: float = 3600.0
+    systems: Sequence[System],
+    rounds: int,
+    tell: Callable[[int, int], None] | None = None,
+    limit: float = 3600.0,
+    apart: bool = False,
 ) -> list[Result]:
     """What each system took, in the order given; the first to work changes from round to round.
 
-    A system that lacks a library, fails, or takes more than `limit` seconds to prepare or for a round has a reason in
-    its result and no later round. Raises ValueError where the first one does, as the others are compared with it.
+    apart: each prepares anew for each round and ends after it, so that one alone is in memory. A system that lacks a
+    library, fails, or takes more than `limit` seconds to prepare or for a round has a reason in its result and no later
+    round. Raises ValueError where the first one does, as the others are compared with it.
     """
-    tell = tell or (lambda done, total: None)
     results, processes = [Result(system.name) for system in systems], {}
-    total = len(systems) * (rounds + 1)
+
+    def begin(number: int) -> None:
+        processes[number] = _Process(systems[number], limit)
+        results[number].about.update(processes[number].answer())
+
+    def work(number: int) -> None:
+        results[number].rounds.append(processes[number].work())
+
+    def end(number: int) -> None:
+        peaks = results[number].peak_bytes, processes[number].end()
+        results[number].peak_bytes = max((peak for peak in peaks if peak), default=None)
+        processes.pop(number).kill()
+
+    if apart:
+        turns = [(done, begin, work, end) for done in range(rounds)]
+    else:
+        turns = [(0, begin), *((done, work) for done in range(rounds)), (0, end)]
+    count = len(systems)
     try:
-        for number, system in enumerate(systems):
-            processes[number] = _Process(system, limit)
-            _try(results[number], processes, number, lambda n: results[n].about.update(processes[n].answer()))
-            if results[0].reason:
-                break
-            tell(number + 1, total)
-        for done in range(rounds if processes else 0):
-            for place in range(len(systems) if 0 in processes else 0):  # the others are compared with the first
-                number = (place + done) % len(systems)
-                if number in processes:
-                    _try(results[number], processes, number, lambda n: results[n].rounds.append(processes[n].work()))
-                tell(len(systems) * (done + 1) + place + 1, total)
-        for number in list(processes):
-            _try(results[number], processes, number, lambda n: setattr(results[n], "peak_bytes", processes[n].end()))
+        for done, (first, *acts) in enumerate(turns):
+            for place in range(count):
+                number = (first + place) % count
+                # The others are compared with the first one.
+                if results[number].reason is None and results[0].reason is None:
+                    try:
+                        for act in acts:
+                            act(number)
+                    except _Ended as ended:
+                        results[number].reason = str(ended)
+                        processes.pop(number).kill()
+                if tell:
+                    tell(count * done + place + 1, count * len(turns))
     finally:
         for process in processes.values():
             process.kill()
@@ -92,14 +112,6 @@ def _agree(about: dict, ours: dict) -> bool:
     if "check" not in about or "check" not in ours:
         return True
     return np.allclose(about["check"], ours["check"], rtol=TOLERANCE, atol=TOLERANCE)
-
-
-def _try(result: Result, processes: dict, number: int, act: Callable[[int], None]) -> None:
-    try:
-        act(number)
-    except _Ended as end:
-        result.reason = str(end)
-        processes.pop(number).kill()
 
 
 class _Ended(Exception):
@@ -144,6 +156,7 @@ class _Process:
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()  # until its memory is free
 
     def send(self, line: str) -> None:
         try:

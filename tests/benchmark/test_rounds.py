@@ -16,6 +16,7 @@ from kbert.config import BertConfig
 from kbert.training import planning
 
 FAKE = """
+import fcntl
 import os
 import subprocess
 import threading
@@ -23,6 +24,8 @@ import time
 from worker import serve
 
 def prepare(job):
+    if "alone" in job:
+        fcntl.flock(os.open(job["alone"], os.O_CREAT), fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends
     if "import" in job:
         __import__(job["import"])
     print("a library's greeting")
@@ -68,7 +71,18 @@ def test_each_round_begins_with_another_system(system, tmp_path):
     assert [one["seconds"] for one in results[1].rounds] == [2.0, 4.0, 6.0]
     assert results[1].seconds == 4.0 and ratio(results[1], results[0]) == 2.0
     assert all(result.peak_bytes > 1e6 and result.reason is None for result in results)
-    assert done[-1] == (12, 12)
+    assert done[-1] == (15, 15)  # with their begin and end
+
+
+def test_apart_each_begins_anew_for_each_round_and_has_ended_before_the_next(system, tmp_path):
+    done = []
+    alone = {"alone": str(tmp_path / "alone")}
+    systems = [system("a", **alone), system("b", 2.0, fails=1, **alone), system("c", **alone)]
+    results = in_turn(systems, 3, lambda *place: done.append(place), apart=True)
+    assert (tmp_path / "log").read_text() == "abc" + "ca" + "ca"
+    assert [[one["seconds"] for one in result.rounds] for result in results] == [[1.0] * 3, [], [1.0] * 3]
+    assert results[0].peak_bytes > 1e6 and results[1].reason == "RuntimeError: out of luck"
+    assert done[-1] == (9, 9)
 
 
 def test_who_lacks_a_library_or_fails_is_named_and_the_others_go_on(system):
