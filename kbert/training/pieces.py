@@ -10,6 +10,7 @@ instead of 13.0: 4% of a Base step. A step of Tiny or Mini takes 12% less time t
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -28,7 +29,7 @@ def only_cpus() -> bool:
     return all(device.device_type == "CPU" for device in tf.config.list_logical_devices())
 
 
-def way(in_pieces: bool, whole: bool):
+def piece_of(in_pieces: bool, whole: bool):
     """The `piece` of a step that is compiled in pieces, or whole, or not at all."""
     if in_pieces:
         return compiled_piece
@@ -42,8 +43,8 @@ class Ways(NamedTuple):
     backward(inputs, others, outputs, kept, gradients) -> the gradients of the inputs.
     """
 
-    forward: callable
-    backward: callable
+    forward: Callable
+    backward: Callable
 
 
 def compiled_piece(function, inputs, others=(), **constants):
@@ -91,9 +92,10 @@ def ways(function, constants: dict) -> Ways:
 
 def row_sums(x, weights=None):  # [..., N], [N] or None for 1 -> [..., 1]
     """XLA for CPUs adds the numbers of a row one after the other, but not in a product: a third of the time."""
-    weights = tf.ones(x.shape[-1:], x.dtype) if weights is None else weights
-    sums = tf.matmul(tf.reshape(x, [-1, x.shape[-1]]), weights[:, None])
-    return tf.reshape(sums, tf.concat([tf.shape(x)[:-1], [1]], 0))
+    shape = tf.shape(x)
+    weights = tf.ones(shape[-1:], x.dtype) if weights is None else weights
+    sums = tf.matmul(tf.reshape(x, [-1, shape[-1]]), weights[:, None])
+    return tf.reshape(sums, tf.concat([shape[:-1], [1]], 0))
 
 
 def column_sums(x):  # [..., N] -> [N]
@@ -102,8 +104,8 @@ def column_sums(x):  # [..., N] -> [N]
 
 
 def row_maxima(x):  # [..., N] -> [..., 1]
-    """So too its maximum, unless halves are compared as vectors."""
-    while x.shape[-1] > 16:
+    """So too its maximum, unless halves are compared as vectors; not where batches are of any length."""
+    while (x.shape[-1] or 0) > 16:
         half = (x.shape[-1] + 1) // 2  # of an odd number both hold the one in the middle
         x = tf.maximum(x[..., :half], x[..., -half:])
     return tf.reduce_max(x, axis=-1, keepdims=True)

@@ -59,7 +59,7 @@ class TrainingStep:
         self._loss_tracker = None
         in_pieces = jit_compile == "pieces" or (jit_compile == "auto" and pieces.are_faster(self.bert))
         self.compiled_by_xla, self.accumulation = jit_compile is not False and not in_pieces, accumulation
-        self.bert.piece = pieces.way(in_pieces, self.compiled_by_xla)
+        self.bert.piece = pieces.piece_of(in_pieces, self.compiled_by_xla)
         self.jit_compiled = jit_compile
         with self.distribute_strategy.scope():
             self.data_position = tf.Variable([0, 0, 0], dtype=tf.int64, trainable=False, name="data_position")

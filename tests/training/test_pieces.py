@@ -35,14 +35,15 @@ CASES = {
 }
 
 
-def outputs_and_gradients(piece, case, dtype):
+def outputs_and_gradients(piece, case, dtype, like=None):
     function, inputs, others, constants = case
     inputs = [tf.cast(one, dtype) for one in inputs]
     with tf.GradientTape() as tape:
         tape.watch(inputs)
         outputs = tf.nest.flatten(piece(function, inputs, others, **constants))
         # The second output of the loss, whether it was right, has no gradient.
-        total = tf.reduce_sum(tf.cast(outputs[0], tf.float32) * drawn(*outputs[0].shape, seed=9))
+        weights = drawn(*(like or outputs)[0].shape, seed=9)
+        total = tf.reduce_sum(tf.cast(outputs[0], tf.float32) * weights)
     return [*outputs, *tape.gradient(total, inputs)]
 
 
@@ -51,6 +52,22 @@ def outputs_and_gradients(piece, case, dtype):
 def test_a_piece_is_the_function_and_its_gradient(case, piece):
     expected, found = (outputs_and_gradients(how, case, tf.float32) for how in (between.directly, piece))
     assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["attention", "attention to an odd number", "sum"])
+def test_in_a_graph_for_any_length_it_is_so_too(name):
+    function, inputs, (*masks, seed), constants = CASES[name]
+    any_length = [tf.TensorSpec([None] * (one.shape.rank - (name == "sum")) + [48] * (name == "sum")) for one in inputs]
+    specs = [*any_length, *(tf.TensorSpec([None] * 4) for _ in masks)]
+
+    def computed(*given):
+        case = function, given[: len(inputs)], (*given[len(inputs) :], seed), constants
+        return outputs_and_gradients(pieces.compiled_piece, case, tf.float32, inputs)
+
+    expected = outputs_and_gradients(between.directly, CASES[name], tf.float32)
+    found = tf.function(computed, input_signature=specs, autograph=False)(*inputs, *masks)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
 

@@ -100,9 +100,10 @@ def test_arrays_are_shuffled_and_datasets_are_not(monkeypatch, model):
     assert not told["shuffle"]
 
 
-def test_batches_of_several_lengths_share_one_graph_whichever_comes_first(monkeypatch):
+@pytest.mark.parametrize("how", [False, "auto", True])
+def test_batches_of_several_lengths_share_one_graph_whichever_comes_first(monkeypatch, how):
     model, traced = new_model(), []
-    model.compile(new_optimizer(), jit_compile=False)
+    model.compile(new_optimizer(), jit_compile=how)
     for name in ("_train_step", "_test_step"):
         original = getattr(type(model), name)
         monkeypatch.setattr(
