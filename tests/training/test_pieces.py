@@ -14,6 +14,9 @@ def drawn(*shape, seed=1):
     return tf.constant(np.random.default_rng(seed).normal(0, 3, shape), tf.float32)
 
 
+LOGITS = drawn(2, 3, 101)
+
+
 def attention(length):
     mask = tf.where(tf.range(length) < length - 2, 0.0, -10000.0) * tf.constant([[1.0], [0.0]])
     return between.attention_weights, (drawn(2, 3, 4, length),), (mask[:, None, None, :], SEED), {"rate": 0.2}
@@ -30,7 +33,7 @@ CASES = {
     "sum": normed_sum(48),
     "sum of an odd width": normed_sum(33),
     "sum without dropout": normed_sum(48, None),
-    "loss": (between.cross_entropy, (drawn(2, 3, 101),), (tf.constant([[0, 100, 7], [3, 3, 50]]),), {}),
+    "loss": (between.cross_entropy, (LOGITS,), (tf.stack([tf.argmax(LOGITS[0], -1), [3, 100, 0]]),), {}),
     "activation": (between.ACTIVATIONS["gelu_tanh"], (drawn(6, 33),), (), {}),
 }
 
@@ -80,6 +83,12 @@ def test_in_half_precision_it_is_so_too(name):
         assert one.dtype == other.dtype == tf.bfloat16
         largest = np.abs(tf.cast(other, tf.float32)).max()
         np.testing.assert_allclose(tf.cast(one, tf.float32), tf.cast(other, tf.float32), atol=largest / 32)
+
+
+@pytest.mark.parametrize("width", [1, 16, 17, 64, 101])
+def test_the_largest_of_a_row_is_found_wherever_it_is(width):
+    rows = tf.eye(width) - 2
+    np.testing.assert_array_equal(pieces.row_maxima(rows), np.full((width, 1), -1.0))
 
 
 def test_a_row_that_may_look_at_nothing_has_weights_all_the_same():
