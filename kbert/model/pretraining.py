@@ -76,7 +76,7 @@ class BertPretrainer(Model):
     def masked_lm_logits(self, vectors):  # [B, P, H] -> [B, P, V]
         vectors = self.masked_lm_norm(self.activation(self.masked_lm_dense(vectors)))
         logits = ops.matmul(vectors, ops.transpose(self.bert.embeddings.token_embeddings))
-        return ops.cast(logits, "float32") + self.masked_lm_bias
+        return ops.add(ops.cast(logits, "float32"), self.masked_lm_bias)
 
     def weights_of(self, features):
         weights = {}
