@@ -171,8 +171,9 @@ def serving(
         saved_model = kbert.export(classifier, tokenizer, Path(folder) / "saved_model")
         job = {"folder": folder, "saved_model": saved_model, "texts": lines, "sequence_length": sequence_length}
         lengths = [min(int(length) + 2, sequence_length) for length in tokenizer(lines).row_lengths()]
-        job |= {"products": jobs.products_of_encoder(classifier.config, lengths), "precision": "float32"}
-        total = jobs.operations_of_encoder(classifier.config, lengths)
+        products = jobs.products_of_encoder(classifier.config, lengths, read=1)
+        job |= {"products": products, "precision": "float32"}
+        total = jobs.operations_of_encoder(classifier.config, lengths, read=1)
         compare(chosen, job, turns, Work(f"{batch_size} raw texts to probabilities", sum(lengths), total))
 
 
@@ -247,7 +248,7 @@ def fine_tuning(
         steps = epochs * len(lengths) // batch_size
         products = jobs.products_of_fine_tuning(encoder.config, batch_size, lengths, steps)
         job |= {"products": products, "precision": "float32"}
-        total = 3 * epochs * jobs.operations_of_encoder(encoder.config, lengths)  # forward, and two gradients
+        total = 3 * epochs * jobs.operations_of_encoder(encoder.config, lengths, read=1)  # forward, and two gradients
         results = compare(chosen, job, turns, Work(f"{task}, {epochs} epochs", epochs * sum(lengths), total))
     scores = {"kbert": results[0].rounds[-1]["scores"]}
     for result in results[1:]:

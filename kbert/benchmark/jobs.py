@@ -20,41 +20,39 @@ def job_of_step(setting: planning.Setting, batch: Path) -> dict:
 def products_of_step(setting: planning.Setting) -> list[dict]:
     """The matrix products of a step, forward and backward; those of attention as batches of a layer."""
     shape = (setting.batch_size, setting.sequence_length, setting.predictions)
-    return of_training(setting.config, planning.products(setting.config, *shape))
+    return of_training(planning.products(setting.config, *shape))
 
 
 def products_of_fine_tuning(config: BertConfig, batch_size: int, lengths: Sequence[int], steps: int) -> list[dict]:
-    """Those of the encoder in so many steps, forward and backward, of batches as long as the mean of `lengths`."""
-    return of_training(config, planning.products(config, batch_size, mean(lengths), 0), steps)
+    """Those of a classifier in so many steps, forward and backward, of batches as long as the mean of `lengths`."""
+    return of_training(planning.encoder_products(config, batch_size, mean(lengths), read=1), steps)
 
 
-def products_of_encoder(config: BertConfig, lengths: Sequence[int]) -> list[dict]:
-    """Those of a forward pass with sequences of these lengths, taken as as many of the mean length."""
-    return [of_layers(config, product) for product in planning.products(config, len(lengths), mean(lengths), 0)]
+def products_of_encoder(config: BertConfig, lengths: Sequence[int], read: int | None = None) -> list[dict]:
+    """Those of a forward pass with sequences of these lengths, taken as as many of the mean length.
+
+    read: how many final vectors of a sequence are, [CLS]'s first; None is all.
+    """
+    length = mean(lengths)
+    return [one._asdict() for one in planning.encoder_products(config, len(lengths), length, read or length)]
 
 
 def mean(lengths: Sequence[int]) -> int:
     return round(sum(lengths) / len(lengths))
 
 
-def of_training(config: BertConfig, forward: Sequence[planning.Product], steps: int = 1) -> list[dict]:
-    told = []
+def of_training(forward: Sequence[planning.Product], steps: int = 1) -> list[dict]:
+    found = []
     for product in forward:
         gradients = zip(("", ", left gradient", ", right gradient"), (product, *product.backward), strict=True)
-        told += [of_layers(config, one, way, steps) for way, one in gradients]
-    return told
+        found += [one._replace(name=one.name + way, times=one.times * steps)._asdict() for way, one in gradients]
+    return found
 
 
-def of_layers(config: BertConfig, product: planning.Product, way: str = "", steps: int = 1) -> dict:
-    layers = config.num_hidden_layers
-    times = 1 if product.count % layers else layers
-    shape = {"m": product.m, "n": product.n, "k": product.k}
-    return {"name": product.name + way, "times": times * steps, "batch": product.count // times, **shape}
-
-
-def operations_of_encoder(config: BertConfig, lengths: Sequence[int]) -> int:
+def operations_of_encoder(config: BertConfig, lengths: Sequence[int], read: int | None = None) -> int:
     """Of sequences of these lengths, without padding."""
-    return sum(product.operations for length in lengths for product in planning.products(config, 1, length, 0))
+    every = (planning.encoder_products(config, 1, length, read or length) for length in lengths)
+    return sum(product.operations for products in every for product in products)
 
 
 def write_model(folder: Path, start: str | None, size: str, labels: int = 0, sequence_length: int | None = None):

@@ -187,8 +187,8 @@ class Bert(keras.layers.Layer):
     Returns a dict: `sequence_output` [B, S, H]; `pooled_output` [B, H], or [B, N, H] with `cls_positions`, if the
     config has a pooler, which reads each sequence's [CLS], or its last token where the config is causal; on request
     `all_layer_outputs`, L + 1 of [B, S, H] that begin with the embedding output, and `attention_probabilities`, L of
-    [B, A, S, S] in float32, before dropout. With `pooled_only` `pooled_output` alone, for less: the last layer then is
-    computed for the vectors that the pooler reads.
+    [B, A, S, S] in float32, before dropout. With `pooled_only` `pooled_output` alone, and with `positions` [B, P] it and
+    `position_output` [B, P, H], the final vectors there, for less: the last layer is computed for what is read of it.
     With `recompute` set, training keeps the outputs of the layers alone and computes the rest again for the gradient.
     `piece` is how training computes what is between two products.
     Raises ValueError for sequences longer than the config's max_position_embeddings.
@@ -208,11 +208,20 @@ class Bert(keras.layers.Layer):
                 self.pooler = new_dense(config, hidden, hidden, activation="tanh", name="pooler", **policy)
         self.built = True
 
-    def call(self, features, training=False, pooled_only=False, output_all_layers=False, output_attentions=False):
+    def call(
+        self,
+        features,
+        training=False,
+        pooled_only=False,
+        positions=None,
+        output_all_layers=False,
+        output_attentions=False,
+    ):
         mask = self.attention_mask(features)
         tokens = self.tokens(features)
         layer_outputs, attentions = [self.embedded(features, tokens, training)], []
-        for layer in self.encoder_layers[:-1] if pooled_only else self.encoder_layers:
+        in_part = pooled_only or positions is not None
+        for layer in self.encoder_layers[:-1] if in_part else self.encoder_layers:
             if self.recompute and training and not output_attentions:
                 layer_outputs.append(layer.recomputed(layer_outputs[-1], mask, tokens))
                 continue
@@ -221,24 +230,32 @@ class Bert(keras.layers.Layer):
             x, probabilities = layer(layer_outputs[-1], mask, **how)
             layer_outputs.append(x)
             attentions.append(probabilities)
-        if pooled_only:
-            x = layer_outputs[-1]
-            vectors = self.of_sequences(tokens.laid_out(x), features)  # [B, N, H]
-            askers = Rows(*ops.shape(vectors)[:2], self.config.num_attention_heads)
-            mask = mask if mask.shape[2] == 1 else self.of_sequences(mask[:, 0], features)[:, None]  # [B, 1, 1 or N, S]
-            asking = ops.reshape(vectors, (-1, self.config.hidden_size))
-            found, _ = self.encoder_layers[-1](x, mask, asking, tokens=tokens, askers=askers, training=training)
-            return {"pooled_output": self.pooled(askers.laid_out(found), features)}
-
+        if in_part:
+            return self.read_in_part(layer_outputs[-1], mask, tokens, features, positions, training)
         layer_outputs = [tokens.laid_out(x) for x in (layer_outputs if output_all_layers else layer_outputs[-1:])]
         outputs = {"sequence_output": layer_outputs[-1]}
         if self.config.pooler:
-            outputs["pooled_output"] = self.pooled(self.of_sequences(layer_outputs[-1], features), features)
+            pooled = gather_positions(layer_outputs[-1], self.pooled_positions(features))
+            outputs["pooled_output"] = self.pooled(pooled, features)
         if output_all_layers:
             outputs["all_layer_outputs"] = layer_outputs
         if output_attentions:
             outputs["attention_probabilities"] = attentions
         return outputs
+
+    def read_in_part(self, x, mask, tokens, features, positions, training):
+        """The outputs at `positions` [B, P] or None, and the pooled one; x [T, H] is the last layer's input."""
+        pooled = [self.pooled_positions(features)] if self.config.pooler else []
+        places = ops.concatenate(pooled if positions is None else [*pooled, positions], axis=1)  # [B, N]
+        asking = gather_positions(tokens.laid_out(x), places)
+        askers = Rows(*ops.shape(asking)[:2], self.config.num_attention_heads)
+        mask = mask if mask.shape[2] == 1 else gather_positions(mask[:, 0], places)[:, None]  # [B, 1, 1 or N, S]
+        asking = ops.reshape(asking, (-1, self.config.hidden_size))
+        how = {"tokens": tokens, "askers": askers, "training": training, "piece": self.piece_in(training)}
+        found = askers.laid_out(self.encoder_layers[-1](x, mask, asking, **how)[0])
+        count = ops.shape(pooled[0])[1] if pooled else 0
+        outputs = {} if positions is None else {"position_output": found[:, count:]}
+        return outputs | ({"pooled_output": self.pooled(found[:, :count], features)} if pooled else {})
 
     def piece_in(self, training):
         return self.piece if training else directly
@@ -259,21 +276,21 @@ class Bert(keras.layers.Layer):
         vectors = self.embeddings(*ids, training=training, piece=self.piece_in(training))
         return ops.reshape(vectors, (-1, self.config.hidden_size))
 
-    def of_sequences(self, x, features):
-        """What the pooler reads, [B, S, H] -> [B, N, H]; N is 1 by default.
+    def pooled_positions(self, features):
+        """Where the pooler reads, [B, N]; N is 1 by default.
 
-        The vector of each sequence's [CLS]; where that sees nothing but itself, of the last token, which sees all.
+        At each sequence's [CLS]; where that sees nothing but itself, at the last token, which sees all.
         """
         starts = features.get("cls_positions")
-        if not self.config.causal:
-            return x[:, :1] if starts is None else gather_positions(x, starts)
         mask = ops.cast(features["input_mask"], "int32")
+        if not self.config.causal:
+            return ops.zeros_like(mask[:, :1]) if starts is None else starts
         if starts is None:
-            return gather_positions(x, ops.maximum(ops.sum(mask, axis=1, keepdims=True) - 1, 0))
+            return ops.maximum(ops.sum(mask, axis=1, keepdims=True) - 1, 0)
         ids = features["sequence_ids"]
         own = ids[:, None, :] == ops.take_along_axis(ids, starts, axis=1)[:, :, None]  # [B, N, S]
         lengths = ops.sum(ops.cast(own, "int32") * mask[:, None, :], axis=2)
-        return gather_positions(x, starts + ops.maximum(lengths - 1, 0))
+        return starts + ops.maximum(lengths - 1, 0)
 
     def pooled(self, vectors, features):  # [B, N, H] -> [B, H] or [B, N, H]
         return self.pooler(vectors if "cls_positions" in features else vectors[:, 0])

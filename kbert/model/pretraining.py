@@ -16,9 +16,9 @@ from kbert.training.metrics import Mean
 class BertPretrainer(Model):
     """A Bert with the two heads of pre-training, or one of them, or none where it is only a place for the Bert.
 
-    Called with Bert's features and `masked_lm_positions` [B, P]; returns Bert's outputs and, with `masked_lm`,
-    `masked_lm_logits` [B, P, V] and, with `next_sentence`, `next_sentence_logits` [B, 2] (index 1 = random), both
-    float32. Its losses also need `masked_lm_ids`, `masked_lm_weights` [B, P] and `next_sentence_labels` [B].
+    Called with Bert's features and `masked_lm_positions` [B, P]; returns, with `masked_lm`, `masked_lm_logits`
+    [B, P, V] and, with `next_sentence`, `next_sentence_logits` [B, 2] (index 1 = random), both float32, and the outputs
+    of Bert that it has: those that the heads read alone, unless more is asked for. Its losses also need `masked_lm_ids`, `masked_lm_weights` [B, P] and `next_sentence_labels` [B].
     `masked_lm_changes` are the fields of the config in which the masked-LM head differs, as that of keras-hub does.
     Raises ValueError if `next_sentence` is asked of a config without a pooler.
     """
@@ -62,16 +62,31 @@ class BertPretrainer(Model):
         return self.next_sentence
 
     def call(self, features, training=False, output_all_layers=False, output_attentions=False):
+        whole = output_all_layers or output_attentions or not self.reads_in_part(features)
         outputs = self.bert(
-            features, training=training, output_all_layers=output_all_layers, output_attentions=output_attentions
+            features,
+            training=training,
+            pooled_only=not whole and not self.masked_lm,
+            positions=features["masked_lm_positions"] if not whole and self.masked_lm else None,
+            output_all_layers=output_all_layers,
+            output_attentions=output_attentions,
         )
         if self.masked_lm:
-            vectors = gather_positions(outputs["sequence_output"], features["masked_lm_positions"])
+            vectors = outputs.get("position_output")
+            if vectors is None:
+                vectors = gather_positions(outputs["sequence_output"], features["masked_lm_positions"])
             outputs["masked_lm_logits"] = self.masked_lm_logits(vectors)
         if self.next_sentence:
             logits = self.next_sentence_dense(outputs["pooled_output"])
             outputs["next_sentence_logits"] = ops.cast(logits, "float32")
         return outputs
+
+    def reads_in_part(self, features) -> bool:
+        """Whether the heads read fewer vectors of a row than it has."""
+        if not self.masked_lm:
+            return self.next_sentence
+        predictions, length = (features[name].shape[1] for name in ("masked_lm_positions", "input_ids"))
+        return predictions is not None and length is not None and predictions + 1 < length
 
     def masked_lm_logits(self, vectors):  # [B, P, H] -> [B, P, V]
         vectors = self.masked_lm_norm(self.activation(self.masked_lm_dense(vectors)))

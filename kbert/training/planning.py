@@ -28,10 +28,11 @@ SHORTEST = 8  # [CLS] and two [SEP] leave five
 
 
 class Product(NamedTuple):
-    """`count` products of matrices, [m, k] x [k, n] -> [m, n] each."""
+    """`times` in a step `batch` products of matrices, [m, k] x [k, n] -> [m, n] each."""
 
     name: str
-    count: int
+    times: int
+    batch: int
     m: int
     n: int
     k: int
@@ -39,13 +40,12 @@ class Product(NamedTuple):
     @property
     def operations(self) -> int:
         """Additions and multiplications."""
-        return 2 * self.count * self.m * self.n * self.k
+        return 2 * self.times * self.batch * self.m * self.n * self.k
 
     @property
     def backward(self) -> tuple["Product", "Product"]:
         """Those that give the gradients of the left and of the right factor."""
-        name, count, m, n, k = self
-        return Product(name, count, m, k, n), Product(name, count, k, n, m)
+        return self._replace(n=self.k, k=self.n), self._replace(m=self.k, n=self.n, k=self.m)
 
 
 @dataclass(frozen=True)
@@ -99,30 +99,56 @@ def parameters(config: BertConfig) -> dict[str, int]:
     }
 
 
-def layer_products(config: BertConfig, batch_size: int, sequence_length: int) -> list[Product]:
-    """The matrix products of a forward pass through the encoder's layers."""
-    layers, hidden, feed_forward = config.num_hidden_layers, config.hidden_size, config.intermediate_size
-    tokens, heads = batch_size * sequence_length, layers * batch_size * config.num_attention_heads
-    return [
-        Product("queries, keys, values", layers, tokens, 3 * hidden, hidden),
-        Product("attention scores", heads, sequence_length, sequence_length, config.head_size),
-        Product("attended values", heads, sequence_length, config.head_size, sequence_length),
-        Product("attention projection", layers, tokens, hidden, hidden),
-        Product("feed-forward, inner", layers, tokens, feed_forward, hidden),
-        Product("feed-forward, outer", layers, tokens, hidden, feed_forward),
+def layer_products(config: BertConfig, layers: int, batch_size: int, length: int, asking: int) -> list[Product]:
+    """The matrix products of a forward pass through so many layers, in which `asking` of a row's vectors are computed.
+
+    Those ask in attention; keys and values are of all.
+    """
+    hidden, feed_forward, heads = config.hidden_size, config.intermediate_size, batch_size * config.num_attention_heads
+    tokens = batch_size * asking
+    inputs = [Product("queries, keys, values", layers, 1, tokens, 3 * hidden, hidden)]
+    if asking < length:
+        inputs = [
+            Product("queries", layers, 1, tokens, hidden, hidden),
+            Product("keys, values", layers, 1, batch_size * length, 2 * hidden, hidden),
+        ]
+    return inputs + [
+        Product("attention scores", layers, heads, asking, length, config.head_size),
+        Product("attended values", layers, heads, asking, config.head_size, length),
+        Product("attention projection", layers, 1, tokens, hidden, hidden),
+        Product("feed-forward, inner", layers, 1, tokens, feed_forward, hidden),
+        Product("feed-forward, outer", layers, 1, tokens, hidden, feed_forward),
     ]
+
+
+def whole_layers(config: BertConfig, sequence_length: int, read: int) -> int:
+    """The layers that are computed for all vectors where `read` of them are read in the end: all, or all but one."""
+    return config.num_hidden_layers - (read < sequence_length)
+
+
+def encoder_products(config: BertConfig, batch_size: int, length: int, read: int) -> list[Product]:
+    """The matrix products of a forward pass through layers and pooler; of the last `read` vectors of a row are read."""
+    whole = whole_layers(config, length, read)
+    found = layer_products(config, whole, batch_size, length, length) if whole else []
+    for product in layer_products(config, 1, batch_size, length, read) if whole < config.num_hidden_layers else []:
+        found.append(product._replace(name=f"last layer, {product.name}"))
+    pooler = Product("pooler", 1, 1, batch_size, config.hidden_size, config.hidden_size)
+    return [*found, pooler] if config.pooler else found
 
 
 def products(config: BertConfig, batch_size: int, sequence_length: int, predictions: int) -> list[Product]:
-    """The matrix products of a forward pass; without predictions those of the encoder alone."""
+    """The matrix products of a forward pass of pre-training."""
     hidden, predicted = config.hidden_size, batch_size * predictions
-    pooler = [Product("pooler", 1, batch_size, hidden, hidden)] if config.pooler else []
-    heads = [
-        Product("masked LM, hidden", 1, predicted, hidden, hidden),
-        Product("masked LM, logits", 1, predicted, config.vocab_size, hidden),
-        Product("next sentence", 1, batch_size, 2, hidden),
+    return encoder_products(config, batch_size, sequence_length, vectors_read(sequence_length, predictions)) + [
+        Product("masked LM, hidden", 1, 1, predicted, hidden, hidden),
+        Product("masked LM, logits", 1, 1, predicted, config.vocab_size, hidden),
+        Product("next sentence", 1, 1, batch_size, 2, hidden),
     ]
-    return layer_products(config, batch_size, sequence_length) + pooler + (heads if predictions else [])
+
+
+def vectors_read(sequence_length: int, predictions: int) -> int:
+    """The vectors of a row that pre-training reads: those of the predictions and [CLS]'s."""
+    return min(predictions + 1, sequence_length)
 
 
 def operations(setting: Setting) -> dict[str, tuple[int, int]]:
@@ -132,7 +158,8 @@ def operations(setting: Setting) -> dict[str, tuple[int, int]]:
         product.name: (product.operations, sum(one.operations for one in product.backward))
         for product in products(config, batch_size, length, setting.predictions)
     }
-    for product in layer_products(config, batch_size, length) if setting.recompute else []:
+    whole = whole_layers(config, length, vectors_read(length, setting.predictions))
+    for product in layer_products(config, whole, batch_size, length, length) if setting.recompute and whole else []:
         forward, backward = counted[product.name]
         counted[product.name] = forward, backward + product.operations
     return counted
@@ -200,19 +227,22 @@ def activations(setting: Setting, device: Device, logits: int = 0) -> int:
 
     A layer keeps eight arrays [B, S, H] (queries, keys, values, the attended values, what both LayerNorms read and
     write), three [B, S, F] (what GELU reads, its tanh and what it writes) and two [B, A, S, S] (probabilities before
-    and after dropout). Compiled in pieces there is no tanh, and the scores instead of those before. Recomputation
-    keeps a layer's input alone and has one layer whole at a time, which takes the place of the logits.
+    and after dropout). Compiled in pieces there is no tanh, and the scores instead of those before. The last layer
+    keeps keys and values, and the rest for what is read of it. Recomputation keeps a layer's input alone, but of the
+    last, and has one layer whole at a time, which takes the place of the logits.
     """
-    config = setting.config
-    tokens = setting.in_part * setting.sequence_length
+    config, length = setting.config, setting.sequence_length
+    tokens, read = setting.in_part * length, vectors_read(length, setting.predictions)
     narrow = tokens * config.hidden_size
-    scores = setting.in_part * config.num_attention_heads * setting.sequence_length**2
+    scores = setting.in_part * config.num_attention_heads * length**2
     in_pieces = faster_in_pieces(setting.recompute, device.on_gpu)
     layer = 8 * narrow + (2 if in_pieces else 3) * tokens * config.intermediate_size + 2 * scores
-    kept, item = 3 * narrow, device.item(setting.precision)
+    whole = whole_layers(config, length, read)
+    last = 2 * narrow + (layer - 2 * narrow) * read // length if whole < config.num_hidden_layers else 0
+    kept, item = 3 * narrow + last, device.item(setting.precision)
     if setting.recompute:
-        return (kept + config.num_hidden_layers * narrow) * item + max(layer * item - logits, 0)
-    return (kept + config.num_hidden_layers * layer) * item
+        return (kept + whole * narrow) * item + (max(layer * item - logits, 0) if whole else 0)
+    return (kept + whole * layer) * item
 
 
 def largest_batch(setting: Setting, limit: int, device: Device) -> int:
@@ -238,7 +268,7 @@ def steps_of(tokens: int, epochs: float, setting: Setting, read: float) -> int:
 
 
 class Speed(NamedTuple):
-    """Seconds that a step takes for each parameter, for each sequence outside the layers, and for it in each layer."""
+    """Seconds that a step takes for each parameter, for each sequence with one layer, and for it in every further one."""
 
     parameter: float
     sequence: float
@@ -259,13 +289,13 @@ def speed_of(shallow: tuple[Setting, float], wide: tuple[Setting, float], deep: 
     whole = max(0.0, more - least) / (second.batch_size - first.batch_size)  # of a sequence
     parameter = max(0.0, least - first.batch_size * whole) / numbers
     layer = max(0.0, most - more - parameter * (numbers_deep - numbers)) / (layers * second.batch_size)
-    return Speed(parameter, max(0.0, whole - layer * first.config.num_hidden_layers), layer)
+    return Speed(parameter, max(0.0, whole - layer * (first.config.num_hidden_layers - 1)), layer)
 
 
 def seconds_per_step(setting: Setting, speed: Speed) -> float:
     numbers = sum(parameters(setting.config).values())
     added = ADDING_PER_UPDATE * setting.accumulation if setting.accumulation > 1 else 0
-    of_sequence = speed.sequence + speed.layer * setting.config.num_hidden_layers
+    of_sequence = speed.sequence + speed.layer * (setting.config.num_hidden_layers - 1)
     return speed.parameter * numbers * (1 + added) + of_sequence * setting.batch_size
 
 

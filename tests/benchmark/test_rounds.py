@@ -145,8 +145,10 @@ def test_products_have_the_operations_of_the_step_and_of_the_encoder():
     assert operations(encoder) == jobs.operations_of_encoder(setting.config, [32] * 4)
     scores = next(one for one in encoder if one["name"] == "attention scores")
     assert (scores["times"], scores["batch"], scores["k"]) == (4, 4 * 4, 64)
+    of_cls = jobs.products_of_encoder(setting.config, [32] * 4, read=1)
+    assert operations(of_cls) == jobs.operations_of_encoder(setting.config, [32] * 4, read=1) < operations(encoder)
     tuning = jobs.products_of_fine_tuning(setting.config, 4, [30, 34, 32], steps=7)
-    assert operations(tuning) == 7 * 3 * operations(encoder)
+    assert operations(tuning) == 7 * 3 * operations(of_cls)
 
 
 def test_a_share_is_of_the_limit_and_the_form_is_the_fastest_in_the_median(tmp_path, capsys):

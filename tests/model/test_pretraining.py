@@ -54,6 +54,29 @@ def test_berts_outputs_come_with_it_when_asked_for(model, features):
     assert len(outputs["all_layer_outputs"]) == 3 and len(outputs["attention_probabilities"]) == 2
 
 
+def test_the_last_layer_is_computed_for_what_the_heads_read_with_the_logits_of_the_whole(config, features):
+    keras.utils.set_random_seed(5)
+    packed = {"sequence_ids": np.int32([[1] * 7 + [2] * 5] * 4), "cls_positions": np.int32([[0, 7]] * 4)}
+    places = np.flatnonzero(features["input_mask"]).astype("int32")
+    for causal in (False, True):
+        model = BertPretrainer(dataclasses.replace(config, causal=causal))
+        for asked in (features, features | {"token_places": places}, features | packed):
+            part, whole = model(asked), model(asked, output_all_layers=True)
+            assert "sequence_output" not in part and "sequence_output" in whole
+            for name in ("masked_lm_logits", "next_sentence_logits"):
+                np.testing.assert_allclose(part[name], whole[name], atol=1e-5)
+    some = BertPretrainer(config, masked_lm=False)
+    found = some(features)
+    assert set(found) == {"pooled_output", "next_sentence_logits"}
+    whole = some(features, output_all_layers=True)
+    np.testing.assert_allclose(found["next_sentence_logits"], whole["next_sentence_logits"], atol=1e-5)
+
+
+def test_where_all_but_one_of_a_row_are_predicted_the_whole_layer_is_computed(model, features):
+    every = features | {"masked_lm_positions": np.int32([[*range(11)]] * 4)}
+    assert set(model(every)) == {"sequence_output", "pooled_output", "masked_lm_logits", "next_sentence_logits"}
+
+
 def test_the_masked_lm_product_is_tied_to_the_token_embeddings(model, features):
     assert [v.path for v in model.trainable_variables if 100 in v.shape and len(v.shape) == 2] == [
         "bert_pretrainer/bert/embeddings/token_embeddings"
@@ -135,7 +158,7 @@ def test_weights_are_known_before_the_forward_pass(model, features):
 def test_without_next_sentence_the_head_and_its_labels_are_gone(config, features):
     model = BertPretrainer(dataclasses.replace(config, pooler=False), next_sentence=False)
     features = {name: value for name, value in features.items() if name != "next_sentence_labels"}
-    assert set(model(features)) == {"sequence_output", "masked_lm_logits"}
+    assert set(model(features)) == {"position_output", "masked_lm_logits"}
     assert model.loss_names == ("masked_lm_loss",)
     assert set(means(model, features)) == set(model.weights_of(features)) == {"masked_lm_loss", "masked_lm_accuracy"}
 

@@ -60,23 +60,32 @@ def test_the_published_sizes_have_their_parameters(size, encoder, heads):
 
 
 def test_the_products_of_a_small_bert_are_those_counted_by_hand():
-    config = BertConfig(10, 4, 1, 2, 8)
+    config = BertConfig(10, 4, 3, 2, 8)
     forward = {product.name: product.operations for product in planning.products(config, 2, 3, 1)}
+    # Of the last layer two of a row's three vectors are read, [CLS]'s and the prediction's.
     assert forward == {
-        "queries, keys, values": 2 * 6 * 12 * 4,
-        "attention scores": 2 * (2 * 2) * 3 * 3 * 2,
-        "attended values": 2 * (2 * 2) * 3 * 2 * 3,
-        "attention projection": 2 * 6 * 4 * 4,
-        "feed-forward, inner": 2 * 6 * 8 * 4,
-        "feed-forward, outer": 2 * 6 * 4 * 8,
+        "queries, keys, values": 2 * (2 * 6 * 12 * 4),
+        "attention scores": 2 * (2 * (2 * 2) * 3 * 3 * 2),
+        "attended values": 2 * (2 * (2 * 2) * 3 * 2 * 3),
+        "attention projection": 2 * (2 * 6 * 4 * 4),
+        "feed-forward, inner": 2 * (2 * 6 * 8 * 4),
+        "feed-forward, outer": 2 * (2 * 6 * 4 * 8),
+        "last layer, queries": 2 * 4 * 4 * 4,
+        "last layer, keys, values": 2 * 6 * 8 * 4,
+        "last layer, attention scores": 2 * (2 * 2) * 2 * 3 * 2,
+        "last layer, attended values": 2 * (2 * 2) * 2 * 2 * 3,
+        "last layer, attention projection": 2 * 4 * 4 * 4,
+        "last layer, feed-forward, inner": 2 * 4 * 8 * 4,
+        "last layer, feed-forward, outer": 2 * 4 * 4 * 8,
         "pooler": 2 * 2 * 4 * 4,
         "masked LM, hidden": 2 * 2 * 4 * 4,
         "masked LM, logits": 2 * 2 * 10 * 4,
         "next sentence": 2 * 2 * 2 * 4,
     }
     # [6, 4] x [4, 12]: the gradients are [6, 12] x [12, 4] and [4, 6] x [6, 12].
-    assert Product("", 1, 6, 12, 4).backward == (Product("", 1, 6, 4, 12), Product("", 1, 4, 12, 6))
-    assert not [product.name for product in planning.products(config, 2, 3, 0) if "LM" in product.name]
+    assert Product("", 1, 1, 6, 12, 4).backward == (Product("", 1, 1, 6, 4, 12), Product("", 1, 1, 4, 12, 6))
+    # Where two of a row of three are predicted, all are read.
+    assert not [product.name for product in planning.products(config, 2, 3, 2) if "last" in product.name]
 
 
 def graph_operations(graph) -> int:
@@ -89,8 +98,9 @@ def graph_operations(graph) -> int:
     return counted
 
 
-def test_a_step_has_the_operations_of_the_products_in_its_graph():
-    of, model = setting(), BertPretrainer(SMALL)
+@pytest.mark.parametrize("predictions", [3, 15])
+def test_a_step_has_the_operations_of_the_products_in_its_graph(predictions):
+    of, model = setting(predictions=predictions), BertPretrainer(SMALL)
     model.compile(jit_compile=False)
     features = {name: tf.constant(value) for name, value in measurement.random_batch(of).items()}
 
@@ -101,9 +111,9 @@ def test_a_step_has_the_operations_of_the_products_in_its_graph():
     assert graph_operations(graph) == sum(sum(both) for both in planning.operations(of).values())
 
 
-def test_recomputation_takes_the_layers_forward_operations_once_more_and_no_others():
+def test_recomputation_takes_the_whole_layers_forward_operations_once_more_and_no_others():
     once, twice = (planning.operations(setting(recompute=recompute)) for recompute in (False, True))
-    in_layers = {product.name for product in planning.layer_products(SMALL, 8, 16)}
+    in_layers = {product.name for product in planning.layer_products(SMALL, 2, 8, 16, 16)}
     assert len(in_layers) == 6
     for name, (forward, backward) in once.items():
         assert twice[name] == (forward, backward + forward * (name in in_layers))
@@ -115,13 +125,15 @@ def test_memory_grows_by_kind_with_what_the_kind_is_of():
     assert kinds["weights"] == weights + 4 * 3 * 3 * 16**2  # and queries', keys' and values' as one matrix
     assert kinds["optimizer's slots"] == 2 * weights
     assert kinds["masked-LM logits"] == 3 * 4 * (4 * 3) * 31  # of half the batch
-    of_token = 8 * 16 + 3 * 32
-    assert kinds["activations"] == 4 * (3 * (4 * 16 * of_token + 2 * 4 * 2 * 16**2) + 3 * 4 * 16 * 16)
+    of_token, scores = 8 * 16 + 3 * 32, 2 * 4 * 2 * 16**2
+    # Of the last layer keys and values are kept, and the rest for 4 of the 16 vectors in a row.
+    last = 4 * 16 * 2 * 16 + (4 * 16 * (of_token - 2 * 16) + scores) // 4
+    assert kinds["activations"] == 4 * (2 * (4 * 16 * of_token + scores) + last + 3 * 4 * 16 * 16)
     larger = planning.memory(replace(of, batch_size=16), BARE)
     assert {name for name in kinds if larger[name] != kinds[name]} == {"activations", "masked-LM logits", "input"}
     assert larger["activations"] == 2 * kinds["activations"]
     # On CPUs a checkpoint takes memory, and nobody keeps GELU's tanh.
-    assert total(of, Device(7, 5)) == total(of) + 7 + 5 + 3 * weights - 4 * 3 * 4 * 16 * 32
+    assert total(of, Device(7, 5)) == total(of) + 7 + 5 + 3 * weights - 4 * (2 + 4 / 16) * 4 * 16 * 32
 
 
 def test_parts_and_recomputation_take_less_and_lamb_more():
