@@ -187,7 +187,7 @@ class Bert(keras.layers.Layer):
     Returns a dict: `sequence_output` [B, S, H]; `pooled_output` [B, H], or [B, N, H] with `cls_positions`, if the
     config has a pooler, which reads each sequence's [CLS], or its last token where the config is causal; on request
     `all_layer_outputs`, L + 1 of [B, S, H] that begin with the embedding output, and `attention_probabilities`, L of
-    [B, A, S, S] in float32, before dropout. With `pooled_only` `pooled_output` alone, and with `positions` [B, P] it and
+    [B, A, S, S] in float32, before dropout. With `pooled_only` `pooled_output` alone, with `positions` [B, P] that and
     `position_output` [B, P, H], the final vectors there, for less: the last layer is computed for what is read of it.
     With `recompute` set, training keeps the outputs of the layers alone and computes the rest again for the gradient.
     `piece` is how training computes what is between two products.

@@ -18,7 +18,8 @@ class BertPretrainer(Model):
 
     Called with Bert's features and `masked_lm_positions` [B, P]; returns, with `masked_lm`, `masked_lm_logits`
     [B, P, V] and, with `next_sentence`, `next_sentence_logits` [B, 2] (index 1 = random), both float32, and the outputs
-    of Bert that it has: those that the heads read alone, unless more is asked for. Its losses also need `masked_lm_ids`, `masked_lm_weights` [B, P] and `next_sentence_labels` [B].
+    of Bert that it has: those that the heads read alone, unless more is asked for. Its losses also need
+    `masked_lm_ids`, `masked_lm_weights` [B, P] and `next_sentence_labels` [B].
     `masked_lm_changes` are the fields of the config in which the masked-LM head differs, as that of keras-hub does.
     Raises ValueError if `next_sentence` is asked of a config without a pooler.
     """

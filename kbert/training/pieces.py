@@ -10,6 +10,7 @@ instead of 13.0: 4% of a Base step. A step of Tiny or Mini takes 12% less time t
 """
 
 import functools
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -31,12 +32,25 @@ def only_cpus() -> bool:
 
 def piece_of(in_pieces: bool, whole: bool):
     """The `piece` of a step that is compiled in pieces, or whole, or not at all."""
+    if in_pieces or whole:
+        use_wide_vectors()
     if in_pieces:
         return compiled_piece
     return piece if whole and only_cpus() else between.directly
 
 
+VECTOR_WIDTH = "--xla_cpu_prefer_vector_width"
 PARTS_OF_ROW = 16  # of 8 to 32 the fastest, 1,280 rows of 30,522
+
+
+def use_wide_vectors():
+    """Has XLA use all of AVX-512's width rather than half of it, which takes 2% off a step of Base.
+
+    It reads this when it first compiles; what the environment says of it already stays.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    if VECTOR_WIDTH not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {VECTOR_WIDTH}=512".strip()
 
 
 class Ways(NamedTuple):

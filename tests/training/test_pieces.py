@@ -1,5 +1,7 @@
 """Pieces computed in ways of their own: the same outputs and gradients as the functions themselves have."""
 
+import os
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -83,6 +85,30 @@ def test_in_half_precision_it_is_so_too(name):
         assert one.dtype == other.dtype == tf.bfloat16
         largest = np.abs(tf.cast(other, tf.float32)).max()
         np.testing.assert_allclose(tf.cast(one, tf.float32), tf.cast(other, tf.float32), atol=largest / 32)
+
+
+@pytest.mark.parametrize("width", [1, 15, 16, 17, 32, 101])
+def test_the_exponentials_of_a_row_are_added_each_once(width):
+    rows = drawn(3, width)
+    largest = tf.reduce_max(rows, axis=-1, keepdims=True)
+    expected = tf.reduce_sum(tf.exp(rows - largest), axis=-1, keepdims=True)
+    np.testing.assert_allclose(pieces.exponentials_sum(rows, largest), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (None, "--xla_cpu_prefer_vector_width=512"),
+        ("--xla_dump_to=/tmp", "--xla_dump_to=/tmp --xla_cpu_prefer_vector_width=512"),
+        ("--xla_cpu_prefer_vector_width=256", "--xla_cpu_prefer_vector_width=256"),
+    ],
+)
+def test_xla_uses_wide_vectors_unless_it_is_told_otherwise(before, after, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", before or "")
+    pieces.piece_of(in_pieces=False, whole=False)
+    assert os.environ["XLA_FLAGS"] == (before or "")
+    pieces.piece_of(in_pieces=True, whole=False)
+    assert os.environ["XLA_FLAGS"] == after
 
 
 @pytest.mark.parametrize("width", [1, 16, 17, 64, 101])

@@ -198,7 +198,9 @@ def test_layers_are_compiled_in_pieces_and_what_is_computed_twice_as_a_whole(mon
     # Attention, sums with their LayerNorms, the activation and the loss, for all layers and models alike, and what
     # ends the embeddings: a sum and its dropout.
     assert len(made) == 6
-    assert all(one.experimental_get_tracing_count() == 1 for both in made for one in both)
+    # The last layer has batches of its own for attention, sums and the activation.
+    traced = [{one.experimental_get_tracing_count() for one in both} for both in made]
+    assert sorted(traced, key=max) == [{1}] * 3 + [{2}] * 3
     once.compile(new_optimizer(), jit_compile=False)
     assert not once.compiled_by_xla and once.bert.piece is between.directly
     with pytest.raises(ValueError, match="jit_compile is 'whole', expected 'auto', 'pieces', True or False"):
