@@ -268,7 +268,7 @@ def steps_of(tokens: int, epochs: float, setting: Setting, read: float) -> int:
 
 
 class Speed(NamedTuple):
-    """Seconds that a step takes for each parameter, for each sequence with one layer, and for it in each further one."""
+    """Seconds that a step takes for each parameter, for a sequence with one layer, and for it in each further one."""
 
     parameter: float
     sequence: float

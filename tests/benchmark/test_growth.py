@@ -52,7 +52,7 @@ def test_a_token_of_any_batch_has_as_many_operations_and_one_of_a_longer_sequenc
     assert [point.tokens for point in batches.points] == [4 * 32, 8 * 32]
     short, long = of_steps("length", settings(BASE, [64], [], [], [])["length"], tmp_path).points
     # Scores and attended values: forward and backward three products of 2 x H numbers a token for each other token, in
-    # the last layer of 5 more vectors in a row; but those are 11 of 64, no longer 6 of 32, where it has 10 H x H weights.
+    # the last layer of 5 more vectors in a row; but of its 10 H x H weights, 11 of 64 and no longer 6 of 32 make use.
     more = 3 * 2 * (2 * 128 * (32 + 5) - 10 * 128**2 * (6 / 32 - 11 / 64))
     assert long.operations > short.operations and long.operations - short.operations == pytest.approx(more, rel=0.05)
 
