@@ -40,7 +40,7 @@ def listening(addresses: tuple[str, ...], number: int) -> socket.socket:
 
 def chief(door: socket.socket, addresses: tuple[str, ...], said: dict, deadline: float) -> str | None:
     """Receives the others and tells them, and returns, why the run cannot be, or None."""
-    begin, found, lines = time.monotonic(), {0: said}, {}
+    begin, found, lines, waiting = time.monotonic(), {0: said}, {}, []
     with contextlib.ExitStack() as opened:
         told = None
         while len(found) < len(addresses) and told is None:
@@ -52,15 +52,17 @@ def chief(door: socket.socket, addresses: tuple[str, ...], said: dict, deadline:
                 told = f"no sign of worker {', '.join(missing)} in {time.monotonic() - begin:.0f} seconds"
                 break
             number, what = heard(line, len(addresses))
+            if number is None:
+                continue
             if number in lines and is_open(lines[number]):
                 told = f"two processes say that they are worker {number}"
-            elif number is not None:
-                found[number], lines[number] = what, line
+            found[number], lines[number] = what, line
+            waiting.append(line)
         told = told or difference([found[number] for number in range(len(addresses))])
-        for line in lines.values():
+        for line in waiting:
             with contextlib.suppress(OSError):
                 line.sendall(json.dumps(told).encode() + b"\n")
-        for line in lines.values():
+        for line in waiting:
             with contextlib.suppress(OSError):
                 line.recv(1)  # its end: who closes first leaves the port in use for a minute
         return told
