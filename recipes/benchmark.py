@@ -215,7 +215,7 @@ def fine_tuning(
 ) -> None:
     """A task of GLUE from the start of the process to the scores of dev; transformers pads each batch to its longest.
 
-    Tokens, operations and the limit are those of the training steps.
+    Tokens, operations and the limit are those of the training steps. No one predicts the test file.
 
     Args:
         model: any folder that kbert.load knows.
@@ -241,7 +241,8 @@ def fine_tuning(
         examples = {"train": with_targets(problem, problem.train), "dev": with_targets(problem, dev)}
         (Path(folder) / "examples.json").write_text(json.dumps(examples))
         job = {"folder": folder, "examples": f"{folder}/examples.json", "labels": max(len(problem.labels), 1)}
-        job |= {"recipe": str(Path(__file__).with_name("fine_tune_glue.py")), "task": task, "data": data}
+        job |= {"recipe": str(Path(__file__).with_name("fine_tune_glue.py")), "task": task}
+        job |= {"data": jobs.without_tests(task, Path(data), Path(folder))}
         job |= {"epochs": epochs, "learning_rates": learning_rate, "batch_sizes": batch_size}
         job |= {"sequence_length": sequence_length}
         lengths = [min(length, sequence_length) for length in lengths_of(tokenizer, problem.train)]

@@ -87,6 +87,18 @@ def write_model(folder: Path, start: str | None, size: str, labels: int = 0, seq
     return model, tokenizer
 
 
+def without_tests(task: str, data: Path, folder: Path) -> str:
+    """A folder with links to a task's files but the test sets, which kbert's recipe would predict, and others do not."""
+    from kbert.tasks import glue
+
+    links = folder / "glue"
+    links.mkdir()
+    for path in data.iterdir():
+        if path.name not in glue.task_named(task).test.values():
+            (links / path.name).symlink_to(path.resolve())
+    return str(links)
+
+
 def job_of_data(
     corpus: str, vocabulary: str, documents: str, sequence_length: int, batch_size: int, tokens: int
 ) -> dict:

@@ -90,9 +90,12 @@ class BertPretrainer(Model):
         return predictions is not None and length is not None and predictions + 1 < length
 
     def masked_lm_logits(self, vectors):  # [B, P, H] -> [B, P, V]
+        batch, predictions, hidden = ops.shape(vectors)
+        vectors = ops.reshape(vectors, (-1, hidden))
         vectors = self.masked_lm_norm(self.activation(self.masked_lm_dense(vectors)))
         logits = ops.matmul(vectors, ops.transpose(self.bert.embeddings.token_embeddings))
-        return ops.add(ops.cast(logits, "float32"), self.masked_lm_bias)
+        logits = ops.add(ops.cast(logits, "float32"), self.masked_lm_bias)
+        return ops.reshape(logits, (batch, predictions, -1))
 
     def weights_of(self, features):
         weights = {}
