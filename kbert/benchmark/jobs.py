@@ -88,7 +88,7 @@ def write_model(folder: Path, start: str | None, size: str, labels: int = 0, seq
 
 
 def without_tests(task: str, data: Path, folder: Path) -> str:
-    """A folder with links to a task's files but the test sets, which kbert's recipe would predict, and others do not."""
+    """A folder with links to a task's files but the test sets, which the recipe would predict and others do not."""
     from kbert.tasks import glue
 
     links = folder / "glue"
