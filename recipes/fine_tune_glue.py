@@ -133,12 +133,18 @@ def main(
     report.table("Fine-tuning", facts_of(problem, encoded))
 
     # Build, compile, fit and evaluate each run; the best on dev is saved as it is found.
+    logits, of_best = {}, {}  # of dev: the last model's, and those of the best
+
     def score(trained):
-        found = {name: problem.scores(of, logits_of(trained, encoded[name])) for name, of in problem.dev.items()}
+        logits.update({name: logits_of(trained, encoded[name]) for name in problem.dev})
+        found = {name: problem.scores(of, logits[name]) for name, of in problem.dev.items()}
         return {f"{name}_{metric}": value for name, of in found.items() for metric, value in of.items()}
 
-    run = {"settings": settings, "new_model": new_model, "strategy": replicas}
-    run["save"] = lambda best: kbert.save(best, tokenizer, output)
+    def save(best):
+        kbert.save(best, tokenizer, output)
+        of_best.update(logits)
+
+    run = {"settings": settings, "new_model": new_model, "strategy": replicas, "save": save}
     best_by = f"{next(iter(problem.dev))}_{problem.metrics[0]}"
     search = new_search(output, encoded["train"], layers, optimizer, score=score, best_by=best_by, **run)
     best = search_all(search, learning_rates, batch_sizes, epochs, restarts)
@@ -146,7 +152,7 @@ def main(
         return
 
     # Predict and tell.
-    predict(problem, task, encoded, best, Path(output))
+    predict(problem, task, encoded, best, Path(output), of_best)
     report.finish(f"Best: {best.pop('run')}", output, best)
 
 
@@ -212,8 +218,8 @@ def head_of(problem, loss: LossRule):
     return head
 
 
-def predict(problem, task: str | None, encoded: dict, best: dict, output: Path) -> None:
-    """Writes the best model's answers, unless they are there already."""
+def predict(problem, task: str | None, encoded: dict, best: dict, output: Path, logits: dict) -> None:
+    """Writes the best model's answers, unless they are there already; logits: those of its that are at hand."""
     import kbert
     from kbert.tasks.batches import logits_of
     from kbert.tasks.classification import answer_files, write_answers
@@ -225,8 +231,9 @@ def predict(problem, task: str | None, encoded: dict, best: dict, output: Path) 
     made_of = {"best": best, "examples": digest({**problem.dev, **problem.test})}
     files = answer_files(problem, task, output)
     if not all(path.exists() for path in (note, *files)) or json.loads(note.read_bytes()) != made_of:
-        trained, _ = kbert.load(output)
-        logits = {name: logits_of(trained, encoded[name]) for name in [*problem.dev, *problem.test]}
+        others = [name for name in (*problem.dev, *problem.test) if name not in logits]
+        trained = kbert.load(output)[0] if others else None
+        logits = logits | {name: logits_of(trained, encoded[name]) for name in others}
         write_answers(problem, task, logits, output)
         write_whole(note, to_json(made_of))
 

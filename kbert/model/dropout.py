@@ -39,11 +39,27 @@ class Dropout(keras.layers.Layer):
 
 
 def dropped(x, seed, rate: float):
-    """x with elements zeroed that `seed` chooses, the others scaled; x itself without a seed."""
+    """x with elements zeroed that `seed` chooses, the others scaled; x itself without a seed.
+
+    In place of the seed may be its `factors`, where they were drawn before.
+    """
     if seed is None:
         return x
-    kept = random_shorts(ops.shape(x), seed) >= round(rate * 2**16) - 2**15
-    return ops.where(kept, x * (1 / (1 - rate)), 0.0)
+    if len(seed.shape) > 1:
+        return x * ops.cast(seed, x.dtype)
+    return ops.where(survives(ops.shape(x), seed, rate), x * (1 / (1 - rate)), 0.0)
+
+
+def factors(shape, seed, rate: float):
+    """What dropout multiplies an array of that shape with, float32.
+
+    Those of an array whose last length is even are the first ones of any larger array's.
+    """
+    return ops.where(survives(shape, seed, rate), 1 / (1 - rate), 0.0)
+
+
+def survives(shape, seed, rate: float):
+    return random_shorts(shape, seed) >= round(rate * 2**16) - 2**15
 
 
 def random_shorts(shape, seed):

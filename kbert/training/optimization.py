@@ -4,7 +4,9 @@ Gradients are clipped once, by the norm of all of them, after they were reduced 
 then updates, and is given reduced gradients.
 """
 
+import functools
 import re
+from typing import NamedTuple
 
 import keras
 from keras import ops
@@ -30,13 +32,23 @@ def clip_by_global_norm(gradients, limit: float | None):
 
     If the norm is not finite every gradient becomes NaN, so that the step that went wrong is seen.
     """
-    # A reshape makes TensorFlow's IndexedSlices dense, whose rows may repeat, and costs other gradients nothing.
-    gradients = [None if gradient is None else ops.reshape(gradient, gradient.shape) for gradient in gradients]
+    gradients = dense(gradients)
     norm = global_norm(gradients)
     if limit is None:
         return gradients, norm
-    scale = ops.where(ops.isfinite(norm), limit / ops.maximum(norm, limit), float("nan"))
+    scale = clipping_scale(norm, limit)
     return [None if gradient is None else gradient * ops.cast(scale, gradient.dtype) for gradient in gradients], norm
+
+
+def dense(gradients) -> list:
+    """A reshape makes TensorFlow's IndexedSlices dense, whose rows may repeat, and costs other gradients nothing."""
+    return [None if gradient is None else ops.reshape(gradient, gradient.shape) for gradient in gradients]
+
+
+def clipping_scale(norm, limit: float | None):
+    if limit is None:
+        return ops.ones_like(norm)
+    return ops.where(ops.isfinite(norm), limit / ops.maximum(norm, limit), float("nan"))
 
 
 def decays(variable) -> bool:
@@ -94,8 +106,6 @@ class BertAdam(keras.optimizers.Optimizer):
     2006.04884). With `layer_decay` below 1 each layer moves that much less than the one above it, the embeddings least.
     """
 
-    in_one_kernel = keras.backend.backend() == "tensorflow"
-
     def __init__(
         self,
         learning_rate=1e-4,
@@ -125,26 +135,32 @@ class BertAdam(keras.optimizers.Optimizer):
             self.second_moments = self.add_optimizer_variables(variables, "second_moment")
             self.rate_scales = [self.layer_decay**depth for depth in depths(variables)]
 
+    @property
+    def rule(self) -> "Rule":
+        return Rule(self.beta_1, self.beta_2, self.epsilon, self.weight_decay_rate)
+
     def apply(self, grads, trainable_variables=None):
         """Clips reduced gradients and updates the variables."""
-        super().apply(clip_by_global_norm(grads, self.clip_norm)[0], trainable_variables)
+        if is_alone_on_tensorflow():
+            grads = dense(grads)
+            self.scale = clipping_scale(global_norm(grads), self.clip_norm)
+        else:
+            grads = clip_by_global_norm(grads, self.clip_norm)[0]
+        super().apply(grads, trainable_variables)
+        self.scale = None
 
     def update_step(self, gradient, variable, learning_rate):
         gradient = ops.cast(gradient, variable.dtype)
         index = self._get_variable_index(variable)
         rate = ops.cast(learning_rate, variable.dtype) * self.rate_scales[index]
-        if self.in_one_kernel:
-            return self._update_in_one_kernel(gradient, variable, rate)
-        m = self.beta_1 * self.first_moments[index] + (1 - self.beta_1) * gradient
-        v = self.beta_2 * self.second_moments[index] + (1 - self.beta_2) * ops.square(gradient)
-        self.assign(self.first_moments[index], m)
-        self.assign(self.second_moments[index], v)
-
-        power_1, power_2 = self._powers(variable.dtype)
-        update = m / (1 - power_1) / (ops.sqrt(v / (1 - power_2)) + self.epsilon)
-        if decays(variable):
-            update = self.scaled(update + self.weight_decay_rate * variable, variable)
-        self.assign_sub(variable, rate * update)
+        powers = self._powers(variable.dtype)
+        written = variable, self.first_moments[index], self.second_moments[index]
+        if is_alone_on_tensorflow():
+            scale = ops.cast(self.scale, variable.dtype)
+            moved_in_place(self.rule)(*map(own_variable, written), gradient, scale, rate, *powers)
+            return
+        for one, value in zip(written, self.rule.moved(*written, gradient, rate, *powers), strict=True):
+            self.assign(one, value)
 
     def _powers(self, dtype):
         """beta_1^t and beta_2^t: what the moments still lack since they started at zero; 0 without correction."""
@@ -152,34 +168,6 @@ class BertAdam(keras.optimizers.Optimizer):
             return ops.cast(0, dtype), ops.cast(0, dtype)
         step = ops.cast(self.iterations + 1, dtype)
         return self.beta_1**step, self.beta_2**step
-
-    def _update_in_one_kernel(self, gradient, variable, rate):
-        """The same update by TensorFlow's kernel, which reads and writes everything once: half the time."""
-        import tensorflow as tf
-
-        power_1, power_2 = self._powers(variable.dtype)
-        index = self._get_variable_index(variable)
-        written = variable, self.first_moments[index], self.second_moments[index]
-        # Within a strategy's update a variable is TensorFlow's own already.
-        var, m, v = ((one.value if isinstance(one, keras.Variable) else one).handle for one in written)
-        if decays(variable):
-            self.assign(variable, variable * (1 - rate * self.weight_decay_rate))
-        tf.raw_ops.ResourceApplyAdam(
-            var=var,
-            m=m,
-            v=v,
-            beta1_power=power_1,
-            beta2_power=power_2,
-            lr=rate,
-            beta1=self.beta_1,
-            beta2=self.beta_2,
-            epsilon=self.epsilon * ops.sqrt(1 - power_2),  # the kernel's is added before the correction
-            grad=gradient,
-        )
-
-    def scaled(self, update, variable):
-        """The update of a decaying variable, before the learning rate."""
-        return update
 
     def get_config(self):
         return {
@@ -205,9 +193,64 @@ class LAMB(BertAdam):
     def __init__(self, learning_rate=1e-3, bias_correction: bool = True, name: str = "lamb", **options):
         super().__init__(learning_rate, bias_correction=bias_correction, name=name, **options)
 
-    in_one_kernel = False  # there is no such kernel
+    @property
+    def rule(self):
+        return super().rule._replace(by_length=True)
 
-    def scaled(self, update, variable):
+
+class Rule(NamedTuple):
+    """How a variable moves; by_length: as far as LAMB has it."""
+
+    beta_1: float
+    beta_2: float
+    epsilon: float
+    weight_decay: float
+    by_length: bool = False
+
+    def moved(self, variable, m, v, gradient, rate, power_1, power_2):
+        """The new values of a variable and its moments."""
+        m = self.beta_1 * m + (1 - self.beta_1) * gradient
+        v = self.beta_2 * v + (1 - self.beta_2) * ops.square(gradient)
+        update = m / (1 - power_1) / (ops.sqrt(v / (1 - power_2)) + self.epsilon)
+        if decays(variable):
+            update = update + self.weight_decay * variable
+            update = self.of_length(update, variable) if self.by_length else update
+        return variable - rate * update, m, v
+
+    def of_length(self, update, variable):
         length, update_length = (ops.sqrt(ops.sum(ops.square(vector))) for vector in (variable, update))
         usable = ops.logical_and(length > 0, update_length > 0)
         return ops.where(usable, length / ops.where(usable, update_length, 1.0), 1.0) * update
+
+
+def is_alone_on_tensorflow() -> bool:
+    """Whether no other replica has these variables: XLA refuses to write those that several have (TRAPS 4)."""
+    if keras.backend.backend() != "tensorflow":
+        return False
+    import tensorflow as tf
+
+    return tf.distribute.get_strategy().num_replicas_in_sync == 1
+
+
+def own_variable(variable):
+    """TensorFlow's own of the one replica; within an update it is given as that already."""
+    import tensorflow as tf
+
+    variable = variable.value if isinstance(variable, keras.Variable) else variable
+    return tf.distribute.get_strategy().experimental_local_results(variable)[0]
+
+
+@functools.cache  # for all optimizers of a process: XLA compiles it once for each shape
+def moved_in_place(rule: Rule):
+    """Writes a variable and its moments where they are, each read and written once: half the time, and no copies."""
+    import tensorflow as tf
+
+    @functools.partial(tf.function, autograph=False, jit_compile=True)
+    def move(variable, m, v, gradient, scale, rate, power_1, power_2):
+        values = rule.moved(
+            variable.read_value(), m.read_value(), v.read_value(), gradient * scale, rate, power_1, power_2
+        )
+        for one, value in zip((variable, m, v), values, strict=True):
+            one.assign(value)
+
+    return move

@@ -17,10 +17,10 @@ from kbert.config import BertConfig
 MEGABYTE = 10**6
 PRECISIONS = ("float32", "bfloat16", "float16")
 SLOTS = 2  # for each variable, Adam's and LAMB's moments
-IN_UPDATE = {"adam": 1.0, "lamb": 3.5}  # arrays of a variable's size that an update holds at once
-# Adding a part's gradients to the sum reads two arrays and writes one; the update, from the norm to Adam's kernel,
-# reads eight and writes six.
-ADDING_PER_UPDATE = 3 / 14
+IN_UPDATE = {"adam": 0, "lamb": 3}  # arrays of the largest variable's size that an update holds at once
+# Adding a part's gradients to the sum reads two arrays and writes one; the norm and the update read five and write
+# three.
+ADDING_PER_UPDATE = 3 / 8
 # Bytes of a step with recomputation, which is compiled whole, and of what is left of compiling it, for each layer: 76
 # MB between 1 and 12 layers. Trials of few layers would tell it only roughly.
 COMPILED_LAYER = 75 * MEGABYTE
@@ -194,6 +194,7 @@ def memory(setting: Setting, device: Device) -> dict[str, int]:
     process.
     """
     config, variables = setting.config, 4 * sum(parameters(setting.config).values())
+    embeddings = 4 * config.vocab_size * config.hidden_size  # of tokens, the largest variable
     logits = 3 * 4 * setting.in_part * setting.predictions * config.vocab_size
     tokens = setting.batch_size * (3 * setting.sequence_length + 3 * setting.predictions + 1)
     in_pieces = faster_in_pieces(setting.recompute, device.on_gpu)
@@ -204,8 +205,8 @@ def memory(setting: Setting, device: Device) -> dict[str, int]:
         "weights": variables + copies(setting, device),
         "optimizer's slots": SLOTS * variables,
         # The token embeddings' is a sum of two; with accumulation there is the sum of parts beside that of one.
-        "gradients": variables * (2 if setting.accumulation > 1 else 1) + 4 * config.vocab_size * config.hidden_size,
-        "update": round(IN_UPDATE[setting.optimizer] * variables),
+        "gradients": variables * (2 if setting.accumulation > 1 else 1) + embeddings,
+        "update": IN_UPDATE[setting.optimizer] * embeddings,
         "activations": activations(setting, device, logits),
         "masked-LM logits": logits,
         "input": 2 * 4 * tokens,  # a batch, and the next one

@@ -271,10 +271,9 @@ def test_requests_that_make_no_sense_are_refused_and_harm_nobody(asked, served, 
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("size", [FULL], ids=["full"], indirect=True)
 def test_batches_make_short_requests_faster_and_long_ones_no_slower(asked, size):
     folder, texts, expected = asked
-    if size is not FULL:
-        pytest.skip("of the full size alone")
     draw = random.Random(4)
     short = [request_of(" ".join(draw.choices(WORDS, k=draw.randint(1, 14)))) for _ in range(3000)]
     mix = [request_of(text) for text in draw.choices(texts, k=600)]

@@ -37,7 +37,11 @@ CASES = {
     "sum without dropout": normed_sum(48, None),
     "loss": (between.cross_entropy, (LOGITS,), (tf.stack([tf.argmax(LOGITS[0], -1), [3, 100, 0]]),), {}),
     "activation": (between.ACTIVATIONS["gelu_tanh"], (drawn(6, 33),), (), {}),
+    "activation in its exact form": (between.ACTIVATIONS["gelu_erf"], (drawn(6, 33),), (), {}),
 }
+WHOLE = tf.function(pieces.piece, jit_compile=True, autograph=False)
+PIECES = {"compiled": pieces.compiled_piece, "compiled whole": WHOLE, "not compiled": pieces.uncompiled_piece}
+ALONE = [pieces.compiled_piece, pieces.uncompiled_piece]
 
 
 def outputs_and_gradients(piece, case, dtype, like=None):
@@ -52,7 +56,7 @@ def outputs_and_gradients(piece, case, dtype, like=None):
     return [*outputs, *tape.gradient(total, inputs)]
 
 
-@pytest.mark.parametrize("piece", [pieces.compiled_piece, tf.function(pieces.piece, jit_compile=True, autograph=False)])
+@pytest.mark.parametrize("piece", PIECES.values(), ids=PIECES)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_piece_is_the_function_and_its_gradient(case, piece):
     expected, found = (outputs_and_gradients(how, case, tf.float32) for how in (between.directly, piece))
@@ -61,15 +65,16 @@ def test_a_piece_is_the_function_and_its_gradient(case, piece):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("piece", ALONE)
 @pytest.mark.parametrize("name", ["attention", "attention to an odd number", "sum"])
-def test_in_a_graph_for_any_length_it_is_so_too(name):
+def test_in_a_graph_for_any_length_it_is_so_too(name, piece):
     function, inputs, (*masks, seed), constants = CASES[name]
     any_length = [tf.TensorSpec([None] * (one.shape.rank - (name == "sum")) + [48] * (name == "sum")) for one in inputs]
     specs = [*any_length, *(tf.TensorSpec([None] * 4) for _ in masks)]
 
     def computed(*given):
         case = function, given[: len(inputs)], (*given[len(inputs) :], seed), constants
-        return outputs_and_gradients(pieces.compiled_piece, case, tf.float32, inputs)
+        return outputs_and_gradients(piece, case, tf.float32, inputs)
 
     expected = outputs_and_gradients(between.directly, CASES[name], tf.float32)
     found = tf.function(computed, input_signature=specs, autograph=False)(*inputs, *masks)
@@ -77,14 +82,25 @@ def test_in_a_graph_for_any_length_it_is_so_too(name):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["attention", "sum"])
-def test_in_half_precision_it_is_so_too(name):
-    how = (between.directly, pieces.compiled_piece)
-    expected, found = (outputs_and_gradients(one, CASES[name], tf.bfloat16) for one in how)
+@pytest.mark.parametrize("piece", ALONE)
+@pytest.mark.parametrize("name", ["attention", "sum", "activation in its exact form"])
+def test_in_half_precision_it_is_so_too(name, piece):
+    expected, found = (outputs_and_gradients(how, CASES[name], tf.bfloat16) for how in (between.directly, piece))
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype == tf.bfloat16
         largest = np.abs(tf.cast(other, tf.float32)).max()
         np.testing.assert_allclose(tf.cast(one, tf.float32), tf.cast(other, tf.float32), atol=largest / 32)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (1, 2), (2, pieces.DRAW_STEP), (4, pieces.DRAW_STEP // 2 - 1)])
+def test_what_dropout_draws_is_the_same_where_only_that_is_compiled(shape):
+    def dropped(x, seed, *, rate):
+        return between.dropped(x, seed, rate)
+
+    ways = between.directly, pieces.uncompiled_piece
+    expected, found = (how(dropped, (tf.ones(shape),), (SEED,), rate=0.25).numpy() for how in ways)
+    np.testing.assert_array_equal(found, expected)
+    assert set(expected.flat) == {0, np.float32(1 / 0.75)} or expected.size < 20
 
 
 @pytest.mark.parametrize("width", [1, 15, 16, 17, 32, 101])
@@ -106,8 +122,6 @@ def test_the_exponentials_of_a_row_are_added_each_once(width):
 def test_xla_uses_wide_vectors_unless_it_is_told_otherwise(before, after, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", before or "")
     pieces.piece_of(in_pieces=False, whole=False)
-    assert os.environ["XLA_FLAGS"] == (before or "")
-    pieces.piece_of(in_pieces=True, whole=False)
     assert os.environ["XLA_FLAGS"] == after
 
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 from stranger import call, recipe, refuse
 
 from kbert.config import SIZES, BertConfig
+from kbert.model.between import directly
 from kbert.model.pretraining import BertPretrainer
 from kbert.training import measurement, planning
 from kbert.training.planning import Device, Product, Setting, Speed
@@ -102,6 +103,7 @@ def graph_operations(graph) -> int:
 def test_a_step_has_the_operations_of_the_products_in_its_graph(predictions):
     of, model = setting(predictions=predictions), BertPretrainer(SMALL)
     model.compile(jit_compile=False)
+    model.bert.piece = directly  # others add rows in products with ones
     features = {name: tf.constant(value) for name, value in measurement.random_batch(of).items()}
 
     def gradients():
@@ -243,7 +245,7 @@ def test_memory_is_predicted_within_15_percent_by_trials_with_fewer_layers_and_s
         ("--predictions 0", "predictions is 0, expected 1"),
         ("--batch-size 0", "batch_size is 0, expected a multiple, at least 1, of accumulation 1"),
         ("--optimizer.accumulation 3", "batch_size is 8, expected a multiple, at least 1, of accumulation 3"),
-        ("--memory 1", "memory is 1 GB, expected at least 1.27 for a batch of 1"),
+        ("--memory 1", "memory is 1 GB, expected at least 1.25 for a batch of 1"),
         ("--batch-size 800 --memory 2 --check", "--batch-size 800 does not fit; expected one that does for --check"),
         ("--memory 0", "--memory 0: expected more than 0"),
         ("--config bert_config.json", "--size tiny: bert_config.json brings its own; expected one of both flags"),
@@ -263,8 +265,8 @@ def test_a_plan_that_cannot_be_is_refused(flags, message, tmp_path, monkeypatch)
 
 def test_what_fits_in_one_way_alone_is_planned(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    call(f"{PLAN.replace('tiny', 'base')} --sequence-length 512 --batch-size 1 --memory 5.5")
-    assert re.search(r"largest batch within 5.5 GB *│ 1 *│ none", capsys.readouterr().out)
+    call(f"{PLAN.replace('tiny', 'base')} --sequence-length 512 --batch-size 1 --memory 5")
+    assert re.search(r"largest batch within 5 GB *│ 1 *│ none", capsys.readouterr().out)
 
 
 def test_an_unknown_size_is_one_line_and_status_2(tmp_path):

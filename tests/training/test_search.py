@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from kbert.fine_tuning import LayerRule, OptimizerRule, new_search
-from kbert.model import between
+from kbert.training import pieces
 from kbert.training.search import Search, Trial
 from tests.training import tiny_run
 
@@ -134,6 +134,6 @@ def test_the_rules_of_a_recipe_reach_the_model(tmp_path, xla):
         search.results([Trial(1e-2, 4, 2)], show=lambda line: None)
     config = model.optimizer.get_config()
     asked = {"clip_norm": 0.25, "weight_decay": 0.125, "bias_correction": False, "layer_decay": 0.5}
-    assert (model.bert.piece is not between.directly, model.accumulation) == (xla, 2)
+    assert (model.bert.piece is not pieces.uncompiled_piece, model.accumulation) == (xla, 2)
     assert {name: config[name] for name in asked} == asked
     assert config["learning_rate"]["config"] == {"peak": 1e-2, "steps": 10, "warmup_steps": 5}
