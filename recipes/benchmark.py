@@ -232,7 +232,7 @@ def fine_tuning(
     begin()
     import numpy as np
 
-    from kbert.tasks import classification
+    from kbert.tasks import classification, glue
 
     problem = classification.of_task(task, data)
     split, dev = next(iter(problem.dev.items()))
@@ -242,7 +242,8 @@ def fine_tuning(
         (Path(folder) / "examples.json").write_text(json.dumps(examples))
         job = {"folder": folder, "examples": f"{folder}/examples.json", "labels": max(len(problem.labels), 1)}
         job |= {"recipe": str(Path(__file__).with_name("fine_tune_glue.py")), "task": task}
-        job |= {"data": jobs.without_tests(task, Path(data), Path(folder))}
+        # The recipe would predict the test files, which others do not.
+        job |= {"data": jobs.without(glue.task_named(task).test.values(), Path(data), Path(folder))}
         job |= {"epochs": epochs, "learning_rates": learning_rate, "batch_sizes": batch_size}
         job |= {"sequence_length": sequence_length}
         lengths = [min(length, sequence_length) for length in lengths_of(tokenizer, problem.train)]

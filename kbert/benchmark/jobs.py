@@ -87,14 +87,12 @@ def write_model(folder: Path, start: str | None, size: str, labels: int = 0, seq
     return model, tokenizer
 
 
-def without_tests(task: str, data: Path, folder: Path) -> str:
-    """A folder with links to a task's files but the test sets, which the recipe would predict and others do not."""
-    from kbert.tasks import glue
-
-    links = folder / "glue"
+def without(names: Sequence[str], data: Path, folder: Path) -> str:
+    """A folder in `folder` with links to the files of `data` but those of these names."""
+    links = folder / "data"
     links.mkdir()
     for path in data.iterdir():
-        if path.name not in glue.task_named(task).test.values():
+        if path.name not in names:
             (links / path.name).symlink_to(path.resolve())
     return str(links)
 
