@@ -7,6 +7,9 @@ gradient but computed again, which takes little time and saves a quarter of the 
 The pieces that take longest are written anew here, with their gradients, as XLA for CPUs is fast with them: attention's
 softmax forward and backward in 8.4 ms instead of 14.5 (32 sequences of 128, 12 heads, two cores), LayerNorm in 6.9
 instead of 13.0: 4% of a Base step. A step of Tiny or Mini takes 12% less time than compiled whole by XLA alone.
+
+Where batches are of any length, as in fine-tuning, each would have to be compiled anew: `uncompiled_piece` has of this
+what needs no compiling, and takes 10% off a step of a MiniLM on MRPC.
 """
 
 import functools

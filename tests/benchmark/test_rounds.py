@@ -5,6 +5,7 @@ import os
 import runpy
 import sys
 import time
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -191,3 +192,13 @@ def test_a_round_waits_for_its_last_repetition_alone():
     assert done == [0, 1, 2] and waited == [1, 2]
     assert a_round() == {"seconds": 0.25}
     assert done == list(range(7)) and waited == [1, 2, 6]
+
+
+def test_files_of_these_names_are_left_out_and_the_others_are_the_same(tmp_path):
+    data, folder = tmp_path / "glue", tmp_path / "job"
+    for path in (data, folder):
+        path.mkdir()
+    for name in ("train.tsv", "dev.tsv", "test.tsv"):
+        (data / name).write_text(name)
+    links = Path(jobs.without(["test.tsv"], data, folder))
+    assert {path.name: path.read_text() for path in links.iterdir()} == {n: n for n in ("train.tsv", "dev.tsv")}
