@@ -34,7 +34,7 @@ class OptimizerRule:
         weight_decay: decoupled, not on biases and LayerNorm.
         clip_norm: limit of the gradients' global norm.
         bias_correction: correct Adam's moments for their start at zero; the release does not, and small sets then fail.
-        xla: compile with XLA: faster steps on a GPU, but a minute more at the start of each run.
+        xla: compile forward and backward with XLA: faster steps on a GPU, but a minute more at the start of each run.
         accumulation: parts that each batch is taken in, one after the other, where memory is short.
     """
 

@@ -12,6 +12,7 @@ from small_corpus import text
 from stranger import ROOT, SMALLER, call, recipe
 
 import kbert
+from kbert.tasks import batches, classification
 
 
 def test_answers_are_scored_alone_under_the_official_names(folder, monkeypatch):
@@ -154,6 +155,20 @@ def test_ones_own_files_are_learned_a_second_call_does_no_work_and_a_kill_change
     again = kbert.load(folder / "killed_in_tuning")[0]
     for one, other in zip(trained.weights, again.weights, strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy(), one.path)
+
+
+def test_the_answers_are_the_best_models_not_the_last_ones(folder, start, monkeypatch):
+    monkeypatch.chdir(folder)
+    marks, answered = iter([1.0, 0.0]), {}
+    monkeypatch.setattr(classification.Problem, "scores", lambda *_: {"f1": next(marks), "accuracy": 0.0})
+    monkeypatch.setattr(classification, "write_answers", lambda problem, task, logits, output: answered.update(logits))
+    flags = SMALLER["fine_tune_glue"].replace("--learning-rates 1e-3", "--learning-rates 1e-3 1e-2")
+    call(f"python recipes/fine_tune_glue.py --model {start} --task mrpc --data glue/MRPC --output of_best {flags}")
+    best, tokenizer = kbert.load(folder / "of_best")
+    problem = classification.of_task("mrpc", folder / "glue" / "MRPC")
+    for name, examples in (problem.dev | problem.test).items():
+        expected = batches.logits_of(best, batches.encode(examples, tokenizer, 32))
+        np.testing.assert_allclose(answered[name], expected, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.long

@@ -1,6 +1,6 @@
 """The work that systems are given: models of a size, products of a step, sentences of a file, a corpus."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -87,7 +87,7 @@ def write_model(folder: Path, start: str | None, size: str, labels: int = 0, seq
     return model, tokenizer
 
 
-def without(names: Sequence[str], data: Path, folder: Path) -> str:
+def without(names: Collection[str], data: Path, folder: Path) -> str:
     """A folder in `folder` with links to the files of `data` but those of these names."""
     links = folder / "data"
     links.mkdir()

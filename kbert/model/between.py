@@ -1,6 +1,6 @@
 """What is between a model's matrix products, as functions without a state.
 
-Each is called through a `piece`: `directly`, or as a step compiles it that has ways of its own for them
+Each is called through a `piece`: `directly`, or as a step does that has ways of its own for them
 (kbert/training/pieces.py).
 """
 

@@ -155,11 +155,14 @@ class BertAdam(keras.optimizers.Optimizer):
         rate = ops.cast(learning_rate, variable.dtype) * self.rate_scales[index]
         powers = self._powers(variable.dtype)
         written = variable, self.first_moments[index], self.second_moments[index]
-        if is_alone_on_tensorflow():
-            scale = ops.cast(self.scale, variable.dtype)
-            moved_in_place(self.rule)(*map(own_variable, written), gradient, scale, rate, *powers)
-            return
-        for one, value in zip(written, self.rule.moved(*written, gradient, rate, *powers), strict=True):
+        moving = gradient, rate, *powers
+        if keras.backend.backend() != "tensorflow":
+            values = self.rule.moved(*written, *moving)
+        elif is_alone_on_tensorflow():
+            return move_in_place(self.rule, map(own_variable, written), ops.cast(self.scale, variable.dtype), moving)
+        else:
+            values = compiled(self.rule)(*map(ops.convert_to_tensor, written), *moving)
+        for one, value in zip(written, values, strict=True):
             self.assign(one, value)
 
     def _powers(self, dtype):
@@ -240,17 +243,32 @@ def own_variable(variable):
     return tf.distribute.get_strategy().experimental_local_results(variable)[0]
 
 
-@functools.cache  # for all optimizers of a process: XLA compiles it once for each shape
-def moved_in_place(rule: Rule):
-    """Writes a variable and its moments where they are, each read and written once: half the time, and no copies."""
+# Functions for all optimizers of a process, as XLA compiles each once for a shape.
+@functools.cache
+def compiled(rule: Rule):
+    """`rule.moved`, each array read and written once but where lengths are needed: half the time."""
+    import tensorflow as tf
+
+    return tf.function(rule.moved, autograph=False, jit_compile=True)
+
+
+def move_in_place(rule: Rule, written, scale, moving) -> None:
+    """Moves a variable and its moments where they are; values of theirs that somebody holds stay as they are."""
+    variable, m, v = written
+    # Handles, as a function that is given variables keeps the first ones that it was given.
+    _move_in_place(rule)(variable.handle, m.handle, v.handle, scale, *moving)
+
+
+@functools.cache
+def _move_in_place(rule: Rule):
     import tensorflow as tf
 
     @functools.partial(tf.function, autograph=False, jit_compile=True)
-    def move(variable, m, v, gradient, scale, rate, power_1, power_2):
-        values = rule.moved(
-            variable.read_value(), m.read_value(), v.read_value(), gradient * scale, rate, power_1, power_2
-        )
-        for one, value in zip((variable, m, v), values, strict=True):
-            one.assign(value)
+    def move(variable, m, v, scale, gradient, *how):
+        handles = variable, m, v
+        values = [tf.raw_ops.ReadVariableOp(resource=handle, dtype=gradient.dtype) for handle in handles]
+        values = [tf.ensure_shape(value, gradient.shape) for value in values]
+        for handle, value in zip(handles, rule.moved(*values, gradient * scale, *how), strict=True):
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
     return move

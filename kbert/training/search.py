@@ -106,7 +106,8 @@ class Search:
             model.compile(BertAdam(schedule, **self.optimizer), **how)
         settings = {**self.settings, **trial._asdict()}
         folder = self.file(trial).parent
-        checkpoint = Checkpoint(folder, settings, every=max(1, steps // 10))
+        # Each takes as long as half a step of a small model; SIGTERM and Ctrl-C save in any case.
+        checkpoint = Checkpoint(folder, settings, every=max(1, min(steps // 4, 250)))
         done = checkpoint.restore(model)
         events = EventFiles(self.output / "logs" / trial.name, checkpoint)
         show(f"\n{trial.name}, {steps} steps" + (f", {done} of them done" if done else ""))

@@ -47,8 +47,9 @@ class TrainingStep:
 
         jit_compile True has XLA compile forward and backward as a whole, "pieces" what is between the products
         (pieces.py), and "auto" what is faster on this device: on a CPU the pieces, unless the Bert recomputes.
-        It costs seconds once, so that False is for short runs. With `accumulation` a replica takes its batch in so many
-        parts, one after the other. Raises ValueError for a loss or metrics: the model brings its own.
+        It costs seconds once, so that with False, for short runs and batches of many lengths, XLA compiles the update
+        and what dropout draws alone. With `accumulation` a replica takes its batch in so many parts, one after the
+        other. Raises ValueError for a loss or metrics: the model brings its own.
         """
         if jit_compile not in ("auto", "pieces", True, False):
             raise ValueError(f"compile: jit_compile is {jit_compile!r}, expected 'auto', 'pieces', True or False")

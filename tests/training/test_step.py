@@ -228,7 +228,9 @@ def test_the_whole_step_compiles_with_static_shapes_and_holds_no_string(accumula
 
     nodes = all_nodes(step.get_concrete_function(features, tf.constant(0.0)).graph)
     assert all(node.attr["_output_shapes"].list.shape for node in nodes if node.op == "MatMul")
-    assert {"MatMul", "Sqrt"} <= {node.op for node in nodes}  # of the forward pass, of the optimizer
+    assert "MatMul" in {node.op for node in nodes}  # of the forward pass
+    # Of the gradients' norm, and of how each of several shapes moves.
+    assert sum(node.op == "Sqrt" for node in nodes) > 1 + len({v.shape for v in whole.learned_variables}) // 2
     assert not [node.name for node in nodes if tf.string.as_datatype_enum in types_of(node)]
     assert not [f"{node.op} {node.name}" for node in nodes if not is_static(node) and node.op not in OF_SHAPES]
 
