@@ -205,7 +205,9 @@ def plot(curve: Curve) -> Figure:
     cost.plot([value for value, _ in shown], [told["us/token"] for _, told in shown], "o", label="measured")
     held = [(value, told["peak MB"]) for value, told in shown if "peak MB" in told]
     memory.plot([value for value, _ in held], [most for _, most in held], "o")
-    cost.set(ylabel="microseconds per real token", ylim=(0, None))
-    memory.set(xlabel="MB of the corpus" if curve.name == "corpus" else curve.name, ylabel="peak MB", ylim=(0, None))
+    cost.set(ylabel="microseconds per real token")
+    memory.set(xlabel="MB of the corpus" if curve.name == "corpus" else curve.name, ylabel="peak MB")
+    for axes in (cost, memory):
+        axes.set_ylim(0, 1.05 * axes.get_ylim()[1])  # or the highest would be cut in half
     cost.legend()
     return figure
