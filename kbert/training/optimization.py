@@ -161,7 +161,7 @@ class BertAdam(keras.optimizers.Optimizer):
         elif is_alone_on_tensorflow():
             return move_in_place(self.rule, map(own_variable, written), ops.cast(self.scale, variable.dtype), moving)
         else:
-            values = compiled(self.rule)(*map(ops.convert_to_tensor, written), *moving)
+            values = compiled(self.rule)(*map(own_value, written), *moving)
         for one, value in zip(written, values, strict=True):
             self.assign(one, value)
 
@@ -235,8 +235,15 @@ def is_alone_on_tensorflow() -> bool:
     return tf.distribute.get_strategy().num_replicas_in_sync == 1
 
 
+def own_value(variable):
+    """That of the replica at hand; within an update a variable is given as TensorFlow's own already."""
+    import tensorflow as tf
+
+    return tf.convert_to_tensor(variable.value if isinstance(variable, keras.Variable) else variable)
+
+
 def own_variable(variable):
-    """TensorFlow's own of the one replica; within an update it is given as that already."""
+    """TensorFlow's own of the one replica."""
     import tensorflow as tf
 
     variable = variable.value if isinstance(variable, keras.Variable) else variable
