@@ -103,6 +103,22 @@ def test_what_dropout_draws_is_the_same_where_only_that_is_compiled(shape):
     assert set(expected.flat) == {0, np.float32(1 / 0.75)} or expected.size < 20
 
 
+def test_of_many_lengths_few_sizes_are_drawn_and_none_much_larger_than_it_has_to_be(monkeypatch):
+    drawn_sizes = []
+
+    def draw(places, seed, rate):
+        drawn_sizes.append(places.shape[0])
+        return tf.ones(places.shape)
+
+    monkeypatch.setattr(pieces, "_draw", draw)
+    counts = [32 * 12 * length**2 for length in range(16, 257, 2)]
+    for length in range(16, 257, 2):
+        pieces._drawn_factors(tf.zeros([32, 12, length, length], tf.int8), SEED, 0.1)
+    assert len(set(drawn_sizes)) <= 40
+    excess = [size / count for size, count in zip(drawn_sizes, counts, strict=True) if count > pieces.DRAWN_AT_ONCE]
+    assert min(excess) >= 1 and max(excess) < 1.3
+
+
 @pytest.mark.parametrize("width", [1, 15, 16, 17, 32, 101])
 def test_the_exponentials_of_a_row_are_added_each_once(width):
     rows = drawn(3, width)

@@ -137,3 +137,13 @@ def test_the_rules_of_a_recipe_reach_the_model(tmp_path, xla):
     assert (model.bert.piece is not pieces.uncompiled_piece, model.accumulation) == (xla, 2)
     assert {name: config[name] for name in asked} == asked
     assert config["learning_rate"]["config"] == {"peak": 1e-2, "steps": 10, "warmup_steps": 5}
+
+
+@pytest.mark.parametrize(("steps", "every"), [(2, 1), (10, 2), (342, 85), (1000, 250), (8000, 250)])
+def test_a_run_has_four_checkpoints_or_one_every_250_steps(tmp_path, monkeypatch, steps, every):
+    searched, asked = Searched(tmp_path), Mock(side_effect=Stop)
+    monkeypatch.setattr("kbert.training.search.Checkpoint", asked)
+    searched.search.batches = lambda trial, seed, begin: range(steps)
+    with pytest.raises(Stop):
+        searched.search.results(TRIALS[:1], show=lambda line: None)
+    assert asked.call_args.kwargs["every"] == every
