@@ -7,17 +7,15 @@ Peers take part where their libraries are installed, here or in the environments
 Times are medians of rounds in turn, and ratios those of the median round: compare them, not times of different runs.
 """
 
-import json
 import os
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from kbert import report
 from kbert.benchmark import growth as growing
-from kbert.benchmark import jobs, participants
+from kbert.benchmark import jobs, participants, tasks
 from kbert.benchmark.participants import DATA, FINE_TUNING, INFERENCE, SERVING, STEP, STEP_ON_JAX
 from kbert.benchmark.rounds import GROWING, in_turn
 from kbert.benchmark.tables import Work, tell
@@ -210,55 +208,54 @@ def fine_tuning(
     epochs: int = 3,
     learning_rate: float = 5e-5,
     batch_size: int = 32,
-    sequence_length: int = 128,
+    sequence_length: int | None = None,
+    questions: int = 5000,
+    dev_questions: int = 2000,
     turns: TurnRule = TurnRule(rounds=1),
 ) -> None:
-    """A task of GLUE from the start of the process to the scores of dev; transformers pads each batch to its longest.
+    """A task from the start of the process to the scores of dev.
 
-    Tokens, operations and the limit are those of the training steps. No one predicts the test file.
+    transformers pads each batch of GLUE to its longest text and each window of SQuAD to the sequence length, as its
+    recipes do. Tokens, operations and the limit are those of the training steps. No one predicts a test file.
 
     Args:
         model: any folder that kbert.load knows.
-        task: mrpc, cola, sst-2, sts-b and so on.
-        data: its folder.
+        task: mrpc, cola, sst-2, sts-b and so on, or squad.
+        data: its folder; of squad, with train-v1.1.json and dev-v1.1.json.
         epochs: of both.
         learning_rate: of both.
         batch_size: of both.
-        sequence_length: the most tokens of both.
+        sequence_length: the most tokens of both; by default 128, of squad's windows 384.
+        questions: of squad to learn from, drawn at random.
+        dev_questions: of squad to answer, the first.
         turns: who takes part and how often.
     """
     check(turns)
-    chosen = participants.those(FINE_TUNING, turns.without)
+    participants.those(FINE_TUNING, turns.without)
     begin()
-    import numpy as np
-
-    from kbert.tasks import classification, glue
-
-    problem = classification.of_task(task, data)
-    split, dev = next(iter(problem.dev.items()))
-    with tempfile.TemporaryDirectory() as folder:
-        encoder, tokenizer = jobs.write_model(Path(folder), model, "tiny")
-        examples = {"train": with_targets(problem, problem.train), "dev": with_targets(problem, dev)}
-        (Path(folder) / "examples.json").write_text(json.dumps(examples))
-        job = {"folder": folder, "examples": f"{folder}/examples.json", "labels": max(len(problem.labels), 1)}
-        job |= {"recipe": str(Path(__file__).with_name("fine_tune_glue.py")), "task": task}
-        # The recipe would predict the test files, which others do not.
-        job |= {"data": jobs.without(glue.task_named(task).test.values(), Path(data), Path(folder))}
+    length = sequence_length or (384 if task == tasks.SQUAD else 128)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        encoder, tokenizer = jobs.write_model(folder, model, "tiny")
+        if task == tasks.SQUAD:
+            chosen = tasks.of_squad(Path(data), folder, tokenizer, length, questions, dev_questions)
+        else:
+            chosen = tasks.of_glue(task, Path(data), folder, tokenizer, length)
+        steps = epochs * len(chosen.lengths) // batch_size
+        config = replace(encoder.config, pooler=chosen.read == 1)
+        products = jobs.products_of_fine_tuning(config, batch_size, chosen.lengths, steps, chosen.read)
+        job = chosen.job | {"folder": name, "recipe": str(Path(__file__).with_name(f"{chosen.job['recipe']}.py"))}
         job |= {"epochs": epochs, "learning_rates": learning_rate, "batch_sizes": batch_size}
-        job |= {"sequence_length": sequence_length}
-        lengths = [min(length, sequence_length) for length in lengths_of(tokenizer, problem.train)]
-        steps = epochs * len(lengths) // batch_size
-        products = jobs.products_of_fine_tuning(encoder.config, batch_size, lengths, steps)
         job |= {"products": products, "precision": "float32"}
-        total = 3 * epochs * jobs.operations_of_encoder(encoder.config, lengths, read=1)  # forward, and two gradients
-        results = compare(chosen, job, turns, Work(f"{task}, {epochs} epochs", epochs * sum(lengths), total))
+        total = 3 * epochs * jobs.operations_of_encoder(config, chosen.lengths, chosen.read)  # and two gradients
+        work = Work(f"{task}, {epochs} epochs", epochs * sum(chosen.lengths), total)
+        results = compare(participants.those(chosen.participants, turns.without), job, turns, work)
     scores = {"kbert": results[0].rounds[-1]["scores"]}
     for result in results[1:]:
-        if result.rounds and "logits" in result.rounds[-1]:  # the limit has none
-            logits = np.array(result.rounds[-1]["logits"])
-            scores[result.name] = problem.scores(dev, logits if problem.labels else logits[:, 0])
+        if result.rounds and result.name != "limit":
+            scores[result.name] = chosen.scores(result.rounds[-1])
     rows = {name: ", ".join(f"{metric} {value:.4f}" for metric, value in of.items()) for name, of in scores.items()}
-    report.table(f"Scores of {split}", rows)
+    report.table(f"Scores of {chosen.dev}", rows)
 
 
 def growth(
@@ -323,20 +320,6 @@ def data_growth(
     job = jobs.job_of_data(corpus, vocabulary, documents, sequence_length, batch_size, tokens)
     with tempfile.TemporaryDirectory() as folder:
         growing.follow([growing.of_corpus(job, Path(folder))], turns.rounds, turns.limit, turns.output)
-
-
-def with_targets(problem, examples: Sequence) -> list:
-    """Rows of text, second text or None, and target."""
-    targets = next(iter(problem.targets(examples).values())).tolist()
-    return [[one.text_a, one.text_b, target] for one, target in zip(examples, targets, strict=True)]
-
-
-def lengths_of(tokenizer, examples: Sequence) -> list[int]:
-    """Tokens of [CLS] A [SEP] or [CLS] A [SEP] B [SEP]."""
-    lengths = tokenizer([one.text_a for one in examples]).row_lengths().numpy() + 2
-    if examples[0].text_b is not None:
-        lengths = lengths + tokenizer([one.text_b for one in examples]).row_lengths().numpy() + 1
-    return lengths.tolist()
 
 
 def begin() -> None:

@@ -45,6 +45,7 @@ ALLOWED = {
         "kbert.benchmark",
         "kbert.config",
         "kbert.text",
+        "kbert.tasks",
         "kbert.model",
         "kbert.model_directory",
         "kbert.training",

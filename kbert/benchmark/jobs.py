@@ -1,6 +1,6 @@
 """The work that systems are given: models of a size, products of a step, sentences of a file, a corpus."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -23,9 +23,12 @@ def products_of_step(setting: planning.Setting) -> list[dict]:
     return of_training(planning.products(setting.config, *shape))
 
 
-def products_of_fine_tuning(config: BertConfig, batch_size: int, lengths: Sequence[int], steps: int) -> list[dict]:
-    """Those of a classifier in so many steps, forward and backward, of batches as long as the mean of `lengths`."""
-    return of_training(planning.encoder_products(config, batch_size, mean(lengths), read=1), steps)
+def products_of_fine_tuning(
+    config: BertConfig, batch_size: int, lengths: Sequence[int], steps: int, read: int | None
+) -> list[dict]:
+    """Those of so many steps, forward and backward, of batches as long as the mean of `lengths`; read: as below."""
+    length = mean(lengths)
+    return of_training(planning.encoder_products(config, batch_size, length, read or length), steps)
 
 
 def products_of_encoder(config: BertConfig, lengths: Sequence[int], read: int | None = None) -> list[dict]:
@@ -85,16 +88,6 @@ def write_model(folder: Path, start: str | None, size: str, labels: int = 0, seq
         model = encoder
     huggingface.write(model, tokenizer, folder)
     return model, tokenizer
-
-
-def without(names: Collection[str], data: Path, folder: Path) -> str:
-    """A folder in `folder` with links to the files of `data` but those of these names."""
-    links = folder / "data"
-    links.mkdir()
-    for path in data.iterdir():
-        if path.name not in names:
-            (links / path.name).symlink_to(path.resolve())
-    return str(links)
 
 
 def job_of_data(

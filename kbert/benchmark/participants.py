@@ -57,6 +57,7 @@ FINE_TUNING = {
     "transformers": Participant("fine_tuning_transformers", TORCH),
     "limit": Participant("limit"),
 }
+ANSWERING = FINE_TUNING | {"transformers": Participant("questions_transformers", TORCH)}
 
 
 def those(known: dict[str, Participant], without: Sequence[str]) -> dict[str, Participant]:

@@ -1,4 +1,4 @@
-"""kbert's fine_tune_glue.py, called as a user calls it, from the start of the process to the scores of dev."""
+"""A recipe of kbert's, called as a user calls it, from the start of the process to the scores of dev."""
 
 import json
 import sys
@@ -10,8 +10,8 @@ from worker import run, serve
 
 
 def prepare(job):
-    command = [sys.executable, job["recipe"], "--model", job["folder"], "--task", job["task"], "--data", job["data"]]
-    for name in ("learning_rates", "batch_sizes", "epochs", "sequence_length"):
+    command = [sys.executable, job["recipe"], "--model", job["folder"], *job["flags"]]
+    for name in ("learning_rates", "batch_sizes", "epochs"):
         command += [f"--{name.replace('_', '-')}", str(job[name])]
 
     def work():

@@ -1,32 +1,15 @@
-"""transformers in torch on the same examples: batches padded to their longest text, AdamW, linear warm-up and decay.
+"""transformers in torch on the same texts, from the start of a process to the logits of dev.
 
-In a process of its own for each round, from its start to the scores of dev.
+Batches are padded to their longest text, as its recipe does it where it is asked for the fastest way.
 """
 
 import json
-import sys
-import time
 
-from worker import run, serve
-
-WARMUP, WEIGHT_DECAY, CLIP_NORM = 0.1, 0.01, 1.0
+from torch_learning import learn, main
 
 
-def prepare(job):
-    import torch
-    import transformers
-
-    def work():
-        begin = time.perf_counter()
-        printed = run([sys.executable, __file__, "train"], job)
-        return {"seconds": time.perf_counter() - begin} | json.loads(printed.splitlines()[-1])
-
-    return {"versions": f"transformers {transformers.__version__}, torch {torch.__version__}"}, work
-
-
-def train(job):
-    """Prints the logits of dev, which kbert scores."""
-    import numpy as np
+def train(job) -> dict:
+    """The logits of dev, which kbert scores."""
     import torch
     import transformers
 
@@ -44,36 +27,17 @@ def train(job):
         limits = {"truncation": True, "max_length": job["sequence_length"], "padding": True, "return_tensors": "pt"}
         return tokenizer([row[0] for row in rows], pairs, **limits)
 
-    plain = [p for name, p in model.named_parameters() if name.endswith("bias") or "LayerNorm" in name]
-    others = {id(p) for p in plain}
-    decayed = [p for p in model.parameters() if id(p) not in others]
-    groups = [{"params": decayed, "weight_decay": WEIGHT_DECAY}, {"params": plain, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=job["learning_rates"], fused=True)
-    size, rows = job["batch_sizes"], examples["train"]
-    steps = job["epochs"] * (len(rows) // size)
-    schedule = transformers.get_linear_schedule_with_warmup(optimizer, int(WARMUP * steps), steps)
-    random = np.random.default_rng(1)
-    torch.manual_seed(1)
-    model.train()
-    for _ in range(job["epochs"]):
-        order = random.permutation(len(rows))
-        for begin in range(0, len(rows) // size * size, size):
-            some = [rows[number] for number in order[begin : begin + size]]
-            targets = torch.tensor([row[2] for row in some], dtype=torch.float32 if is_number else torch.int64)
-            model(**encode(some), labels=targets).loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad(set_to_none=True)
-    model.eval()
+    def batch(numbers):
+        some = [examples["train"][number] for number in numbers]
+        targets = torch.tensor([row[2] for row in some], dtype=torch.float32 if is_number else torch.int64)
+        return {**encode(some), "labels": targets}
+
+    learn(model, len(examples["train"]), batch, job)
     logits = []
     with torch.inference_mode():
         for begin in range(0, len(examples["dev"]), 64):
             logits += model(**encode(examples["dev"][begin : begin + 64])).logits.tolist()
-    print(json.dumps({"logits": logits}))
+    return {"logits": logits}
 
 
-if sys.argv[1:] == ["train"]:
-    train(json.load(sys.stdin))
-else:
-    serve(prepare, in_children=True)
+main(__file__, train)
