@@ -51,14 +51,17 @@ def of_glue(task: str, data: Path, folder: Path, tokenizer, sequence_length: int
 def of_squad(data: Path, folder: Path, tokenizer, sequence_length: int, train: int, dev: int) -> FineTuning:
     """So many questions of train-v1.1.json, drawn at random, and the first of dev-v1.1.json, in a folder.
 
-    kbert's files of them and those of others are written to `folder`. Raises ValueError where there are fewer.
+    kbert's files of them and those of others are written to `folder`. Raises ValueError where there are fewer, and for
+    windows that cannot overlap as transformers' do.
     """
     from kbert.tasks import squad
     from kbert.tasks.squad_scores import scores_v1
-    from kbert.text.windows import WindowRule
+    from kbert.text.windows import SPECIALS, WindowRule
 
     rule = WindowRule(sequence_length)
-    rule.check()
+    least = rule.question_length + SPECIALS + rule.stride + 1
+    if sequence_length < least:
+        raise ValueError(f"--sequence-length {sequence_length}: expected at least {least}, as windows overlap")
     known = {"train": squad.with_answers_in_place(squad.read(data / "train-v1.1.json", "1.1")[0])[0]}
     known["dev"] = squad.read(data / "dev-v1.1.json", "1.1")[0]
     for name, flag, count in (("train", "questions", train), ("dev", "dev-questions", dev)):

@@ -20,7 +20,7 @@ def tokenizer():
 
 @pytest.fixture
 def answering(folder, tokenizer, tmp_path):
-    return tasks.of_squad(folder, tmp_path, tokenizer, 140, 5, 3)
+    return tasks.of_squad(folder, tmp_path, tokenizer, 200, 5, 3)
 
 
 def test_files_of_these_names_are_left_out_and_the_others_are_the_same(tmp_path):
@@ -36,7 +36,7 @@ def test_files_of_these_names_are_left_out_and_the_others_are_the_same(tmp_path)
 def test_both_learn_from_the_same_questions_and_answer_the_same(answering, folder, tmp_path):
     told = json.loads((tmp_path / "examples.json").read_text())
     flags = dict(zip(*[iter(answering.job["flags"])] * 2, strict=True))
-    assert flags["--windows.sequence-length"] == "140" and answering.job["sequence_length"] == 140
+    assert flags["--windows.sequence-length"] == "200" and answering.job["sequence_length"] == 200
     for name, count in (("train", 5), ("dev", 3)):
         read, version = squad.read(flags[f"--{name}"])
         assert version == "1.1" and len(read) == count
@@ -48,10 +48,9 @@ def test_both_learn_from_the_same_questions_and_answer_the_same(answering, folde
 
 def test_the_tokens_of_questions_are_those_of_their_windows(answering, tokenizer, tmp_path):
     read = squad.read(tmp_path / "train.json")[0]
-    for one in answering.lengths:
-        assert one <= 140
-    passages = [len(tokenizer([one.passage]).flat_values) for one in read]
-    assert len(answering.lengths) > len(read) and sum(answering.lengths) > sum(passages)
+    asked, passages = (tokenizer([getattr(one, name) for one in read]) for name in ("text", "passage"))
+    lengths = asked.row_lengths() + passages.row_lengths() + 3  # [CLS] and two [SEP]; each fits into a window
+    assert answering.lengths == lengths.numpy().tolist() and max(answering.lengths) <= 200
 
 
 def test_answers_of_others_are_scored(answering, tmp_path):
@@ -82,4 +81,9 @@ def test_logits_of_others_are_scored(folder, tokenizer, tmp_path):
 )
 def test_questions_that_are_not_there_are_refused(counts, message, folder, tokenizer, tmp_path):
     with pytest.raises(ValueError, match=message):
-        tasks.of_squad(folder, tmp_path, tokenizer, 140, *counts)
+        tasks.of_squad(folder, tmp_path, tokenizer, 200, *counts)
+
+
+def test_windows_that_cannot_overlap_are_refused(folder, tokenizer, tmp_path):
+    with pytest.raises(ValueError, match="--sequence-length 195: expected at least 196"):
+        tasks.of_squad(folder, tmp_path, tokenizer, 195, 5, 3)
