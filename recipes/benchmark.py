@@ -16,7 +16,7 @@ from typing import Literal
 from kbert import report
 from kbert.benchmark import growth as growing
 from kbert.benchmark import jobs, participants, tasks
-from kbert.benchmark.participants import DATA, FINE_TUNING, INFERENCE, SERVING, STEP, STEP_ON_JAX
+from kbert.benchmark.participants import ANSWERING, DATA, FINE_TUNING, INFERENCE, SERVING, STEP, STEP_ON_JAX
 from kbert.benchmark.rounds import GROWING, in_turn
 from kbert.benchmark.tables import Work, tell
 from kbert.command_line import import_tensorflow, run
@@ -231,7 +231,7 @@ def fine_tuning(
         turns: who takes part and how often.
     """
     check(turns)
-    participants.those(FINE_TUNING, turns.without)
+    taking_part = participants.those(ANSWERING if task == tasks.SQUAD else FINE_TUNING, turns.without)
     begin()
     length = sequence_length or (384 if task == tasks.SQUAD else 128)
     with tempfile.TemporaryDirectory() as name:
@@ -249,7 +249,7 @@ def fine_tuning(
         job |= {"products": products, "precision": "float32"}
         total = 3 * epochs * jobs.operations_of_encoder(config, chosen.lengths, chosen.read)  # and two gradients
         work = Work(f"{task}, {epochs} epochs", epochs * sum(chosen.lengths), total)
-        results = compare(participants.those(chosen.participants, turns.without), job, turns, work)
+        results = compare(taking_part, job, turns, work)
     scores = {"kbert": results[0].rounds[-1]["scores"]}
     for result in results[1:]:
         if result.rounds and result.name != "limit":

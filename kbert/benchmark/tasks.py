@@ -6,20 +6,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from kbert.benchmark.participants import ANSWERING, FINE_TUNING, Participant
-
 SQUAD = "squad"
 
 
 class FineTuning(NamedTuple):
     """One of them.
 
-    participants: by name. job: kbert's recipe and its flags, and what others get. lengths: tokens of each example.
-    read: vectors of an example that its output layer reads, None for all. dev: what is scored.
-    scores: of what others told.
+    job: kbert's recipe and its flags, and what others get. lengths: tokens of each example. read: vectors of an example
+    that its output layer reads, None for all. dev: what is scored. scores: of what others told.
     """
 
-    participants: dict[str, Participant]
     job: dict
     lengths: list[int]
     read: int | None
@@ -45,7 +41,7 @@ def of_glue(task: str, data: Path, folder: Path, tokenizer, sequence_length: int
         return problem.scores(dev, logits if problem.labels else logits[:, 0])
 
     lengths = [min(length, sequence_length) for length in _lengths_of(tokenizer, problem.train)]
-    return FineTuning(FINE_TUNING, job, lengths, 1, split, scores)
+    return FineTuning(job, lengths, 1, split, scores)
 
 
 def of_squad(data: Path, folder: Path, tokenizer, sequence_length: int, train: int, dev: int) -> FineTuning:
@@ -79,7 +75,7 @@ def of_squad(data: Path, folder: Path, tokenizer, sequence_length: int, train: i
     }
     job = _job("fine_tune_squad", flags, examples, folder, sequence_length)
     lengths = squad.encode(chosen["train"], tokenizer, rule).lengths.tolist()
-    return FineTuning(ANSWERING, job, lengths, None, "dev", lambda told: scores_v1(chosen["dev"], told["answers"]))
+    return FineTuning(job, lengths, None, "dev", lambda told: scores_v1(chosen["dev"], told["answers"]))
 
 
 def _job(recipe: str, flags: dict, examples: dict, folder: Path, sequence_length: int) -> dict:

@@ -1,6 +1,6 @@
 """transformers in torch on the same texts, from the start of a process to the logits of dev.
 
-Batches are padded to their longest text, as its recipe does it where it is asked for the fastest way.
+Batches are padded to their longest text.
 """
 
 import json
