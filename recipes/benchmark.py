@@ -71,7 +71,6 @@ def step(
     """A step of pre-training: forward, backward, clipping, AdamW; dropout 0.1, full sequences of random tokens.
 
     Beside it the step's own matrix products, each alone in the fastest form that the backend has for it: the limit.
-    keras-hub computes in float32.
 
     Args:
         size: tiny (2 layers of 128) to large (24 of 1,024).

@@ -131,6 +131,10 @@ def of_tpu() -> tf.distribute.Strategy:
     return tf.distribute.TPUStrategy(resolver)
 
 
+def only_cpus() -> bool:
+    return all(device.device_type == "CPU" for device in tf.config.list_logical_devices())
+
+
 def workers(strategy: tf.distribute.Strategy) -> int:
     """How many processes train together."""
     resolver = strategy.cluster_resolver

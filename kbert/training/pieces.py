@@ -23,15 +23,12 @@ import tensorflow as tf
 from kbert.model import between
 from kbert.model.dropout import dropped, factors
 from kbert.training import planning
+from kbert.training.distribution import only_cpus
 
 
 def are_faster(encoder) -> bool:
     """Whether they are for this Bert on the devices that there are, rather than the whole step compiled."""
     return planning.faster_in_pieces(encoder.recompute, on_gpu=not only_cpus())
-
-
-def only_cpus() -> bool:
-    return all(device.device_type == "CPU" for device in tf.config.list_logical_devices())
 
 
 def piece_of(in_pieces: bool, whole: bool):
@@ -129,10 +126,11 @@ def compiled(function, *constants: tuple) -> Ways:
 
 
 def ways(function, constants: dict) -> Ways:
-    """A function by itself and by its gradient."""
+    """A function by itself and by its gradient, within it in float32: XLA for CPUs is slow where it rounds to less."""
 
     def forward(inputs, others):
-        return function(*inputs, *others, **constants), ()
+        outputs = function(*(tf.cast(one, tf.float32) for one in inputs), *others, **constants)
+        return tf.nest.map_structure(lambda one: tf.cast(one, inputs[0].dtype), outputs), ()
 
     def backward(inputs, others, outputs, kept, gradients):
         with tf.GradientTape() as tape:
@@ -179,7 +177,7 @@ def attention_ways(function, constants):
     rate = constants["rate"]
 
     def exponentials(scores, mask, largest=None):
-        scores = tf.cast(scores, tf.float32) + mask
+        scores = tf.cast(scores, tf.float32) + tf.cast(mask, tf.float32)
         largest = row_maxima(scores) if largest is None else largest
         return tf.exp(scores - largest), largest
 

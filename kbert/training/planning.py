@@ -173,17 +173,17 @@ def faster_in_pieces(recompute: bool, on_gpu: bool) -> bool:
 class Device(NamedTuple):
     """What shapes do not tell of memory: bytes of the process after its imports, and of a compiled step without layers.
 
-    on_gpu: the bytes are the GPU's, where half precision takes half of them and compiled code none; XLA for CPUs
-    computes in float32 all the same. The defaults were measured on Linux with two cores.
+    on_gpu: the bytes are the GPU's, where compiled code takes none. The defaults were measured on Linux with two cores.
     """
 
     libraries: int = 780 * MEGABYTE
     compiled: int = 320 * MEGABYTE
     on_gpu: bool = False
 
-    def item(self, precision: str) -> int:
-        """Bytes of a number between two products."""
-        return 2 if self.on_gpu and precision != "float32" else 4
+    def item(self, setting: Setting) -> int:
+        """Bytes of a number between two products; where XLA for CPUs compiles these too, always float32's."""
+        in_half = setting.precision != "float32" and (self.on_gpu or faster_in_pieces(setting.recompute, self.on_gpu))
+        return 2 if in_half else 4
 
 
 def memory(setting: Setting, device: Device) -> dict[str, int]:
@@ -217,7 +217,7 @@ def memory(setting: Setting, device: Device) -> dict[str, int]:
 
 def copies(setting: Setting, device: Device) -> int:
     """Bytes of copies of weights: queries', keys' and values' as one matrix, or all in half precision."""
-    config, item = setting.config, device.item(setting.precision)
+    config, item = setting.config, device.item(setting)
     if setting.precision != "float32":
         return item * sum(parameters(config).values())
     return item * 3 * config.hidden_size**2 * (1 if setting.recompute else config.num_hidden_layers)
@@ -240,7 +240,7 @@ def activations(setting: Setting, device: Device, logits: int = 0) -> int:
     layer = 8 * narrow + (2 if in_pieces else 3) * tokens * config.intermediate_size + 2 * scores
     whole = whole_layers(config, length, read)
     last = 2 * narrow + (layer - 2 * narrow) * read // length if whole < config.num_hidden_layers else 0
-    kept, item = 3 * narrow + last, device.item(setting.precision)
+    kept, item = 3 * narrow + last, device.item(setting)
     if setting.recompute:
         return (kept + whole * narrow) * item + (max(layer * item - logits, 0) if whole else 0)
     return (kept + whole * layer) * item

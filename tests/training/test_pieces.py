@@ -47,6 +47,8 @@ ALONE = [pieces.compiled_piece, pieces.uncompiled_piece]
 def outputs_and_gradients(piece, case, dtype, like=None):
     function, inputs, others, constants = case
     inputs = [tf.cast(one, dtype) for one in inputs]
+    # As Keras does, of what a layer is called with.
+    others = [tf.cast(one, dtype) if one is not None and one.dtype.is_floating else one for one in others]
     with tf.GradientTape() as tape:
         tape.watch(inputs)
         outputs = tf.nest.flatten(piece(function, inputs, others, **constants))
@@ -83,7 +85,7 @@ def test_in_a_graph_for_any_length_it_is_so_too(name, piece):
 
 
 @pytest.mark.parametrize("piece", ALONE)
-@pytest.mark.parametrize("name", ["attention", "sum", "activation in its exact form"])
+@pytest.mark.parametrize("name", ["attention", "sum", "activation", "activation in its exact form"])
 def test_in_half_precision_it_is_so_too(name, piece):
     expected, found = (outputs_and_gradients(how, CASES[name], tf.bfloat16) for how in (between.directly, piece))
     for one, other in zip(found, expected, strict=True):

@@ -250,11 +250,14 @@ def is_static(node) -> bool:
     return all(not shape.unknown_rank and all(dimension.size >= 0 for dimension in shape.dim) for shape in shapes)
 
 
+@pytest.mark.parametrize("jit_compile", [False, "pieces"])
 @pytest.mark.parametrize("precision", ["bfloat16", pytest.param("float16", marks=pytest.mark.long)])
-def test_half_precision_computes_near_single_precision_and_keeps_single_precision_variables(model, precision):
+def test_half_precision_computes_near_single_precision_and_keeps_single_precision_variables(
+    model, precision, jit_compile
+):
     expected = fit(model, dataset(), 2)
     half = new_model(dtype=f"mixed_{precision}")
-    half.compile(new_optimizer(), jit_compile=False)
+    half.compile(new_optimizer(), jit_compile=jit_compile)
     assert fit(half, dataset(), 2)["loss"] == pytest.approx(expected["loss"], rel=0.02)
     assert {variable.dtype for variable in half.weights} == {"float32"} and half.bert.compute_dtype == precision
 

@@ -12,6 +12,8 @@ def prepare(job):
     import numpy as np
     import tensorflow as tf
 
+    if job["precision"] == "bfloat16":
+        keras.config.set_dtype_policy("mixed_bfloat16")
     config = job["config"]
     backbone = keras_hub.models.BertBackbone(
         vocabulary_size=config["vocab_size"],
