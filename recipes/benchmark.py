@@ -210,6 +210,7 @@ def fine_tuning(
     sequence_length: int | None = None,
     questions: int = 5000,
     dev_questions: int = 2000,
+    precision: Literal["float32", "bfloat16"] = "float32",
     turns: TurnRule = TurnRule(rounds=1),
 ) -> None:
     """A task from the start of the process to the scores of dev.
@@ -227,6 +228,7 @@ def fine_tuning(
         sequence_length: the most tokens of both; by default 128, of squad's windows 384.
         questions: of squad to learn from, drawn at random.
         dev_questions: of squad to answer, the first.
+        precision: of both, of products and what is between them.
         turns: who takes part and how often.
     """
     check(turns)
@@ -245,7 +247,7 @@ def fine_tuning(
         products = jobs.products_of_fine_tuning(config, batch_size, chosen.lengths, steps, chosen.read)
         job = chosen.job | {"folder": name, "recipe": str(Path(__file__).with_name(f"{chosen.job['recipe']}.py"))}
         job |= {"epochs": epochs, "learning_rates": learning_rate, "batch_sizes": batch_size}
-        job |= {"products": products, "precision": "float32"}
+        job |= {"products": products, "precision": precision}
         total = 3 * epochs * jobs.operations_of_encoder(config, chosen.lengths, chosen.read)  # and two gradients
         work = Work(f"{task}, {epochs} epochs", epochs * sum(chosen.lengths), total)
         results = compare(taking_part, job, turns, work)

@@ -126,6 +126,12 @@ class LayerMix(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="kbert")
+def orthogonal(shape, dtype=None):
+    """An initializer that draws in float32: for the decomposition it takes TensorFlow has no bfloat16."""
+    return ops.cast(keras.initializers.Orthogonal()(shape, "float32"), dtype or "float32")
+
+
+@keras.saving.register_keras_serializable(package="kbert")
 class BertLSTMTagger(BertTagger):
     """Bidirectional LSTMs on mixed layers of a Bert, then softmax for every token, as ELMo's idea has it (section 5.3).
 
@@ -162,7 +168,9 @@ class BertLSTMTagger(BertTagger):
             self.layer_mix = LayerMix(bert.config, layers, mix, name="layer_mix", **policy)
             self.lstms = []
             for number in range(1, lstm_layers + 1):
-                lstm = keras.layers.LSTM(lstm_units, return_sequences=True, name="lstm", **policy)
+                lstm = keras.layers.LSTM(
+                    lstm_units, recurrent_initializer=orthogonal, return_sequences=True, name="lstm", **policy
+                )
                 both = keras.layers.Bidirectional(lstm, name=f"lstm_{number}", **policy)
                 both.build((None, None, 2 * lstm_units if self.lstms else self.layer_mix.width))
                 self.lstms.append(both)

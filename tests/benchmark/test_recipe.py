@@ -44,7 +44,9 @@ def test_sentences_of_any_length_are_encoded_in_turn(start, folder, tmp_path, mo
             marks=LONG,
         ),
         pytest.param(
-            "fine_tuning --model {start} --task mrpc --data {folder}/glue/MRPC --epochs 1 --batch-size 4", marks=LONG
+            "fine_tuning --model {start} --task mrpc --data {folder}/glue/MRPC --epochs 1 --batch-size 4"
+            " --precision bfloat16",
+            marks=LONG,
         ),
         pytest.param(
             "fine_tuning --model {start} --task squad --data {folder} --epochs 1 --batch-size 4 --sequence-length 256"

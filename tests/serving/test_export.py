@@ -15,7 +15,7 @@ from stranger import module_of
 from kbert.config import BertConfig
 from kbert.model.bert import Bert
 from kbert.model.features import BertFeatures, BertLSTMTagger
-from kbert.model.fine_tuning import BertClassifier, BertRegressor
+from kbert.model.fine_tuning import BertClassifier, BertMultipleChoice, BertRegressor, BertSpanPredictor, BertTagger
 from kbert.model.pretraining import BertPretrainer
 from kbert.model_directory import save
 from kbert.serving import warm_up
@@ -399,6 +399,45 @@ def test_the_recipe_exports_a_model_directory_and_shows_what_it_answers(model, t
         recipe.main(str(tmp_path / "model"), "mine", threshold=1.0)
     with pytest.raises(ValueError, match="expected --vectors.unit beside it"):
         recipe.main(str(tmp_path / "model"), "mine", vectors=recipe.VectorFlags(layers=(1,)))
+
+
+ASKED = {
+    "pretrainer": BertPretrainer,
+    "classifier": lambda config: BertClassifier(Bert(config), num_labels=3),
+    "regressor": lambda config: BertRegressor(Bert(config)),
+    "span predictor": lambda config: BertSpanPredictor(Bert(config)),
+    "tagger": lambda config: BertTagger(Bert(config), num_labels=3),
+    "LSTM tagger": lambda config: BertLSTMTagger(Bert(config), num_labels=3, layers=(-1,), lstm_units=8),
+    "multiple choice": lambda config: BertMultipleChoice(Bert(config)),
+}
+
+
+USUAL = ("pretrainer", "span predictor", "LSTM tagger")
+
+
+@pytest.mark.parametrize(
+    "new_model",
+    [pytest.param(new, id=name, marks=() if name in USUAL else pytest.mark.long) for name, new in ASKED.items()],
+)
+def test_in_half_precision_the_answers_are_nearly_the_same_in_half_the_space(new_model, tokenizer, tmp_path):
+    keras.utils.set_random_seed(7)
+    save(new_model(make_config()), tokenizer, tmp_path / "model")
+    recipe, answers = module_of("export"), {}
+    try:
+        for precision in ("float32", "bfloat16"):
+            recipe.main(str(tmp_path / "model"), "mine", output=str(tmp_path / precision), precision=precision)
+            loaded = tf.saved_model.load(tmp_path / precision / "mine" / "1")
+            assert {weight.dtype.name for weight in loaded.weights} == {precision}
+            ask = loaded.signatures["serving_default"]
+            asked = {name: tf.constant(recipe.EXAMPLES[name]) for name in ask.structured_input_signature[1]}
+            answers[precision] = ask(**asked)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    for name, value in answers["bfloat16"].items():
+        expected = answers["float32"][name]
+        assert value.dtype == expected.dtype and value.shape == expected.shape
+        if value.dtype == tf.float32:
+            np.testing.assert_allclose(value, expected, atol=0.05)
 
 
 def allowed_but_for(name):

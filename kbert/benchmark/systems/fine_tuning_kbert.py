@@ -13,6 +13,7 @@ def prepare(job):
     command = [sys.executable, job["recipe"], "--model", job["folder"], *job["flags"]]
     for name in ("learning_rates", "batch_sizes", "epochs"):
         command += [f"--{name.replace('_', '-')}", str(job[name])]
+    command += ["--devices.precision", job["precision"]]
 
     def work():
         with tempfile.TemporaryDirectory() as folder:

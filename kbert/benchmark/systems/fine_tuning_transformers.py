@@ -5,7 +5,7 @@ Batches are padded to their longest text.
 
 import json
 
-from torch_learning import learn, main
+from torch_learning import autocast, learn, main
 
 
 def train(job) -> dict:
@@ -34,7 +34,7 @@ def train(job) -> dict:
 
     learn(model, len(examples["train"]), batch, job)
     logits = []
-    with torch.inference_mode():
+    with torch.inference_mode(), autocast(job):
         for begin in range(0, len(examples["dev"]), 64):
             logits += model(**encode(examples["dev"][begin : begin + 64])).logits.tolist()
     return {"logits": logits}

@@ -5,7 +5,7 @@ Windows overlap by 128 tokens and are padded to all of their length, as its reci
 
 import json
 
-from torch_learning import learn, main
+from torch_learning import autocast, learn, main
 
 STRIDE, N_BEST, LONGEST = 128, 20, 30
 
@@ -56,11 +56,11 @@ def train(job) -> dict:
     for begin in range(0, len(examples["dev"]), 32):
         rows = examples["dev"][begin : begin + 32]
         asked = encode(rows)
-        with torch.inference_mode():
+        with torch.inference_mode(), autocast(job):
             outputs = model(**inputs(asked, slice(None)))
         firsts, lasts = offsets_of(asked)
         for row, example in enumerate(asked["overflow_to_sample_mapping"]):
-            of_starts, of_ends = (logits[row].numpy() for logits in (outputs.start_logits, outputs.end_logits))
+            of_starts, of_ends = (logits[row].float().numpy() for logits in (outputs.start_logits, outputs.end_logits))
             some_ends = np.argsort(-of_ends)[:N_BEST]
             for start in np.argsort(-of_starts)[:N_BEST]:
                 for end in some_ends:

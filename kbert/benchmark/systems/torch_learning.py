@@ -29,6 +29,13 @@ def main(script: str, train) -> None:
         serve(prepare, in_children=True)
 
 
+def autocast(job):
+    """What a model computes within it is in the precision of the job."""
+    import torch
+
+    return torch.autocast("cpu", torch.bfloat16, enabled=job["precision"] == "bfloat16")
+
+
 def learn(model, count: int, batch, job) -> None:
     """Trains a model on batches of examples drawn anew each epoch: batch(numbers) is what the model is called with."""
     import numpy as np
@@ -49,7 +56,9 @@ def learn(model, count: int, batch, job) -> None:
     for _ in range(job["epochs"]):
         order = random.permutation(count)
         for begin in range(0, count // size * size, size):
-            model(**batch(order[begin : begin + size])).loss.backward()
+            with autocast(job):
+                loss = model(**batch(order[begin : begin + size])).loss
+            loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
             optimizer.step()
             schedule.step()
