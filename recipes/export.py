@@ -71,6 +71,7 @@ def main(
 
     import kbert
     from kbert import report
+    from kbert.devices import lacks_instructions
     from kbert.serving.export import check_name, models_config
     from kbert.serving.warm_up import is_possible
     from kbert.whole_file import one_at_a_time, write_whole
@@ -90,6 +91,8 @@ def main(
         path = kbert.export(trained, tokenizer, Path(output) / name, **options)
     with one_at_a_time(output):
         write_whole(Path(output) / "models.config", models_config(output).encode())
+    if lacks_instructions(precision):
+        print(f"this CPU has no instructions for {precision}: it would answer sooner in float32")
     signatures, asked, answer = ask(path)
 
     size = sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())
