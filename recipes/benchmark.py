@@ -90,7 +90,7 @@ def step(
         job = jobs.job_of_step(setting, Path(folder) / "batch.npz")
         job |= {"products": jobs.products_of_step(setting), "precision": precision}
         total = sum(sum(both) for both in planning.operations(setting).values())
-        title = f"A step of {size}, {batch_size} sequences of {sequence_length}"
+        title = f"A step of {size}, {batch_size} sequences of {sequence_length}, {precision}"
         compare(chosen, job, turns, Work(title, batch_size * sequence_length, total))
 
 
@@ -228,7 +228,7 @@ def fine_tuning(
         sequence_length: the most tokens of both; by default 128, of squad's windows 384.
         questions: of squad to learn from, drawn at random.
         dev_questions: of squad to answer, the first.
-        precision: of both, of products and what is between them.
+        precision: of both: Keras's mixed policy and torch's autocast.
         turns: who takes part and how often.
     """
     check(turns)
@@ -249,7 +249,7 @@ def fine_tuning(
         job |= {"epochs": epochs, "learning_rates": learning_rate, "batch_sizes": batch_size}
         job |= {"products": products, "precision": precision}
         total = 3 * epochs * jobs.operations_of_encoder(config, chosen.lengths, chosen.read)  # and two gradients
-        work = Work(f"{task}, {epochs} epochs", epochs * sum(chosen.lengths), total)
+        work = Work(f"{task}, {epochs} epochs, {precision}", epochs * sum(chosen.lengths), total)
         results = compare(taking_part, job, turns, work)
     scores = {"kbert": results[0].rounds[-1]["scores"]}
     for result in results[1:]:

@@ -87,12 +87,12 @@ def main(
     for flag, expected in (("k", "BertPretrainer with masked LM"), ("threshold", "BertSpanPredictor")):
         if flag in options and not fits[flag]:
             raise ValueError(f"--{flag} {options[flag]}: expected a {expected}, {model} is a {kind}")
+    if lacks_instructions(precision):
+        report.CONSOLE.print(f"this CPU has no instructions for {precision}: it would answer sooner in float32")
     with report.CONSOLE.status("Writing the SavedModel"):
         path = kbert.export(trained, tokenizer, Path(output) / name, **options)
     with one_at_a_time(output):
         write_whole(Path(output) / "models.config", models_config(output).encode())
-    if lacks_instructions(precision):
-        print(f"this CPU has no instructions for {precision}: it would answer sooner in float32")
     signatures, asked, answer = ask(path)
 
     size = sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())

@@ -35,7 +35,8 @@ class DeviceRule:
     """Those of pretrain.py's that change what a step takes on one device.
 
     Args:
-        precision: of products and what is between them; variables and sums are float32.
+        precision: of products and what is between them; variables and sums are float32. bfloat16 is faster on GPUs
+            and CPUs that have it, but on a CPU not with recompute.
         recompute: keep only the layers' outputs for the gradient and compute the rest twice: less memory, more time.
     """
 

@@ -127,7 +127,7 @@ class LayerMix(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="kbert")
 def orthogonal(shape, dtype=None):
-    """An initializer that draws in float32: for the decomposition it takes TensorFlow has no bfloat16."""
+    """keras.initializers.Orthogonal drawn in float32, as TensorFlow's QR decomposition has no bfloat16."""
     return ops.cast(keras.initializers.Orthogonal()(shape, "float32"), dtype or "float32")
 
 

@@ -132,6 +132,7 @@ def of_tpu() -> tf.distribute.Strategy:
 
 
 def only_cpus() -> bool:
+    """Whether there is no accelerator. TensorFlow sets up its devices for that: none can be configured any more."""
     return all(device.device_type == "CPU" for device in tf.config.list_logical_devices())
 
 

@@ -181,8 +181,8 @@ class Device(NamedTuple):
     on_gpu: bool = False
 
     def item(self, setting: Setting) -> int:
-        """Bytes of a number between two products; where XLA for CPUs compiles these too, always float32's."""
-        in_half = setting.precision != "float32" and (self.on_gpu or faster_in_pieces(setting.recompute, self.on_gpu))
+        """Bytes of a number between two products: with recomputation, where XLA for CPUs has all, always float32's."""
+        in_half = setting.precision != "float32" and (self.on_gpu or not setting.recompute)
         return 2 if in_half else 4
 
 

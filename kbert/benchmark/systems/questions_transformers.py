@@ -53,11 +53,11 @@ def train(job) -> dict:
 
     learn(model, len(starts), batch, job)
     answers, best = {}, {}
-    for begin in range(0, len(examples["dev"]), 32):
-        rows = examples["dev"][begin : begin + 32]
-        asked = encode(rows)
-        with torch.inference_mode(), autocast(job):
-            outputs = model(**inputs(asked, slice(None)))
+    batches = [examples["dev"][begin : begin + 32] for begin in range(0, len(examples["dev"]), 32)]
+    encoded = [encode(rows) for rows in batches]
+    with torch.inference_mode(), autocast(job):
+        told = [model(**inputs(asked, slice(None))) for asked in encoded]
+    for rows, asked, outputs in zip(batches, encoded, told, strict=True):
         firsts, lasts = offsets_of(asked)
         for row, example in enumerate(asked["overflow_to_sample_mapping"]):
             of_starts, of_ends = (logits[row].float().numpy() for logits in (outputs.start_logits, outputs.end_logits))
