@@ -45,10 +45,10 @@ def dropped(x, seed, rate: float):
     """
     if seed is None:
         return x
-    whole = ops.cast(x, "float32")  # in half precision the scale itself would be off by a thousandth
+    exact = ops.cast(x, "float32")  # in half precision the scale itself would be off by a thousandth
     if len(seed.shape) > 1:
-        return ops.cast(whole * seed, x.dtype)
-    return ops.cast(ops.where(survives(ops.shape(x), seed, rate), whole * (1 / (1 - rate)), 0.0), x.dtype)
+        return ops.cast(exact * seed, x.dtype)
+    return ops.cast(ops.where(survives(ops.shape(x), seed, rate), exact * (1 / (1 - rate)), 0.0), x.dtype)
 
 
 def factors(shape, seed, rate: float):

@@ -63,8 +63,9 @@ def test_other_work_is_done_in_turn(command, start, folder, tmp_path, monkeypatc
     assert told["kbert"]["rounds"][0]["seconds"] > 0
     assert all(one["rounds"] or one["reason"].endswith(" is not installed") for one in told.values())
     if command.startswith("fine_tuning"):
-        score = "exact_match" if "squad" in command else "dev_f1"
-        assert score in told["kbert"]["rounds"][0]["scores"] and score in capsys.readouterr().out
+        score, printed = "exact_match" if "squad" in command else "dev_f1", capsys.readouterr().out
+        assert score in told["kbert"]["rounds"][0]["scores"] and score in printed
+        assert ("bfloat16" if "bfloat16" in command else "float32") in printed
 
 
 @LONG

@@ -10,6 +10,7 @@ from small_corpus import VOCABULARY
 
 import kbert
 from kbert.benchmark import tasks
+from kbert.benchmark.rounds import System, in_turn
 from kbert.tasks import squad
 
 
@@ -21,6 +22,29 @@ def tokenizer():
 @pytest.fixture
 def answering(folder, tokenizer, tmp_path):
     return tasks.of_squad(folder, tmp_path, tokenizer, 200, 5, 3)
+
+
+def test_kberts_recipe_gets_what_the_job_says(tmp_path):
+    recipe = tmp_path / "recipe.py"  # whose scores are its flags
+    recipe.write_text(
+        "import json, pathlib, sys\n"
+        "flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))\n"
+        "folder = pathlib.Path(flags['--output'])\n"
+        "folder.mkdir()\n"
+        "(folder / 'metrics.json').write_text(json.dumps(flags))\n"
+    )
+    job = {"recipe": str(recipe), "folder": "start", "flags": ["--task", "mrpc"], "precision": "bfloat16"}
+    job |= {"learning_rates": 1e-4, "batch_sizes": 8, "epochs": 2}
+    (result,) = in_turn([System("kbert", "fine_tuning_kbert", job)], rounds=1)
+    flags = result.rounds[0]["scores"]
+    assert flags.pop("--output") and flags == {
+        "--model": "start",
+        "--task": "mrpc",
+        "--learning-rates": "0.0001",
+        "--batch-sizes": "8",
+        "--epochs": "2",
+        "--devices.precision": "bfloat16",
+    }
 
 
 def test_files_of_these_names_are_left_out_and_the_others_are_the_same(tmp_path):

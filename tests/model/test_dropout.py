@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from kbert.model.dropout import Dropout, random_bits, random_shorts
+from kbert.model.dropout import Dropout, dropped, factors, random_bits, random_shorts
 
 
 def zeros_of(x):
@@ -26,6 +26,16 @@ def test_a_seed_draws_the_same_numbers_on_every_backend():
 def test_what_is_kept_grows_so_that_the_mean_stays():
     output = ops.convert_to_numpy(Dropout(0.2)(np.full((100, 100), 3.0, "float32"), training=True))
     np.testing.assert_allclose(np.unique(output), [0, 3.75], rtol=1e-6)
+
+
+@pytest.mark.parametrize("drawn_before", [False, True])
+def test_in_half_precision_it_grows_by_as_much(drawn_before):
+    x = ops.cast(np.random.default_rng(1).uniform(1, 2, (256, 256)), "bfloat16")
+    seed = ops.convert_to_tensor([5, 7], "int32")
+    found = dropped(x, factors((256, 256), seed, 0.1) if drawn_before else seed, 0.1)
+    assert keras.backend.standardize_dtype(found.dtype) == "bfloat16"
+    found, x = (ops.convert_to_numpy(ops.cast(one, "float32")) for one in (found, x))
+    assert found.sum() / x[found > 0].sum() == pytest.approx(1 / 0.9, rel=2e-4)  # bfloat16 has 1.1094
 
 
 def test_nothing_is_dropped_outside_training_or_at_rate_0():

@@ -136,6 +136,16 @@ def test_a_frozen_bert_has_no_dropout_in_training(config, examples, frozen):
     assert np.array_equal(one, other) == frozen
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_lstms_begin_with_orthogonal_matrices_of_their_own(config, dtype):
+    model = BertLSTMTagger(Bert(config, dtype=dtype), num_labels=3, layers=(-1,), lstm_units=8)
+    kernels = [one.cell.recurrent_kernel for both in model.lstms for one in (both.forward_layer, both.backward_layer)]
+    found = [ops.convert_to_numpy(ops.cast(kernel, "float32")) for kernel in kernels]  # [8, 32] each
+    for kernel in found:
+        np.testing.assert_allclose(kernel @ kernel.T, np.eye(8), atol=1e-5 if dtype == "float32" else 0.02)
+    assert all((one != other).any() for one, other in zip(found, found[1:], strict=False))
+
+
 def test_a_tagger_comes_back_from_its_config(config, examples):
     model = tagger(config, mix="sum", frozen=False)
     again = BertLSTMTagger.from_config(model.get_config())
