@@ -3,9 +3,15 @@ import dataclasses
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import ops
+from tensorflow.core.protobuf import config_pb2
+from tensorflow.python.framework import meta_graph, test_util
+from tensorflow.python.grappler import tf_optimizer
+from tensorflow.python.grappler.cluster import Cluster
 
 from kbert.model.bert import Bert
+from kbert.model.between import normed_sum
 
 
 @pytest.fixture(scope="module")
@@ -231,3 +237,35 @@ def test_each_dropout_setting_has_its_own_places(config, features, setting, chan
     bert = Bert(dataclasses.replace(config, **rates))
     first, second = (bert(features, training=True, output_all_layers=True)["all_layer_outputs"] for _ in range(2))
     assert [float(ops.max(ops.abs(x - y))) > 0 for x, y in zip(first, second, strict=True)] == changing
+
+
+@pytest.mark.parametrize(
+    ("activation", "kernel"), [("gelu_tanh", b"GeluApproximate"), ("gelu_erf", b"GeluExact"), ("relu", b"Relu")]
+)
+def test_answers_have_the_activation_computed_within_the_product_before_it(config, activation, kernel):
+    """A GELU apart is ten passes over the widest array of a layer; TensorFlow recognizes few forms of it."""
+    if not test_util.IsMklEnabled():
+        pytest.skip("TensorFlow without oneDNN")
+    bert = Bert(dataclasses.replace(config, hidden_act=activation))
+    inputs = {name: tf.TensorSpec([None, None], tf.int32) for name in ("input_ids", "input_mask", "segment_ids")}
+    answer = tf.function(lambda features: bert(features)["sequence_output"], autograph=False)
+    graph = answer.get_concrete_function(inputs).graph
+    told = meta_graph.create_meta_graph_def(graph=graph)
+    told.collection_def["train_op"].node_list.value.append(graph.outputs[0].name)
+    for node in told.graph_def.node:
+        node.device = "/job:localhost/replica:0/task:0/device:CPU:0"
+    optimized = tf_optimizer.OptimizeGraph(config_pb2.ConfigProto(), told, cluster=Cluster())
+    fused = [tuple(node.attr["fused_ops"].list.s) for node in optimized.node if node.op == "_FusedMatMul"]
+    assert fused.count((b"BiasAdd", kernel)) == config.num_hidden_layers
+
+
+@pytest.mark.parametrize("mean", [0, 100])
+def test_a_normed_sum_is_as_exact_as_its_numbers_allow(mean):
+    random = np.random.default_rng(6)
+    x, change = (random.normal(mean, 1, (64, 96)).astype("float32") for _ in range(2))
+    gamma, beta = (random.normal(size=96).astype("float32") for _ in range(2))
+    total = x.astype("float64") + change
+    centred = total - total.mean(axis=-1, keepdims=True)
+    expected = centred / np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + 1e-3) * gamma + beta
+    found = ops.convert_to_numpy(normed_sum(x, change, gamma, beta, rate=0.0, epsilon=1e-3))
+    np.testing.assert_allclose(found, expected, atol=(1 + 2 * mean) * 2e-6)
