@@ -250,21 +250,30 @@ def cross_entropy_ways(function, constants):
     return Ways(forward, backward)
 
 
-def gelu_erf_ways(function, constants):
-    """Of GELU in its exact form: of each input its distribution function is kept, of many arrays otherwise."""
+def gelu_ways(distribution, density):
+    """Of a GELU, x * distribution(x): of each input that is kept, of many arrays otherwise.
 
-    def forward(inputs, others):
-        x = tf.cast(inputs[0], tf.float32)
-        distribution = 0.5 * tf.math.erf(x * 0.5**0.5) + 0.5
-        return tuple(tf.cast(one, inputs[0].dtype) for one in (x * distribution, distribution))
+    density(x, distribution(x)) is its derivative. In half precision, where half of it would be lost, nothing is kept.
+    """
 
-    def backward(inputs, others, outputs, distribution, gradients):
-        x, gradient, distribution = (tf.cast(one, tf.float32) for one in (inputs[0], gradients[0], distribution))
-        density = tf.exp(-0.5 * tf.square(x)) * (2 * math.pi) ** -0.5
-        return (tf.cast(gradient * (distribution + x * density), inputs[0].dtype),)
+    def ways(function, constants):
+        def forward(inputs, others):
+            x = tf.cast(inputs[0], tf.float32)
+            found = distribution(x)
+            return tf.cast(x * found, inputs[0].dtype), found if inputs[0].dtype == tf.float32 else None
 
-    return Ways(forward, backward)
+        def backward(inputs, others, outputs, kept, gradients):
+            x, gradient = (tf.cast(one, tf.float32) for one in (inputs[0], gradients[0]))
+            found = distribution(x) if kept is None else kept
+            return (tf.cast(gradient * (found + x * density(x, found)), inputs[0].dtype),)
 
+        return Ways(forward, backward)
+
+    return ways
+
+
+# 0.5 + 0.5 tanh(z) is sigmoid(2 z), in one pass instead of three and with half the error.
+STEEPNESS = (8 / math.pi) ** 0.5
 
 WAYS = {
     between.attention_weights: attention_ways,
@@ -273,5 +282,12 @@ WAYS = {
 }
 UNCOMPILED = {
     between.normed_sum: normed_sum_ways,
-    between.ACTIVATIONS["gelu_erf"]: gelu_erf_ways,
+    between.ACTIVATIONS["gelu_tanh"]: gelu_ways(
+        lambda x: tf.sigmoid(x * (0.044715 * STEEPNESS * tf.square(x) + STEEPNESS)),
+        lambda x, found: found * (1 - found) * (3 * 0.044715 * STEEPNESS * tf.square(x) + STEEPNESS),
+    ),
+    between.ACTIVATIONS["gelu_erf"]: gelu_ways(
+        lambda x: 0.5 * tf.math.erf(x * 0.5**0.5) + 0.5,
+        lambda x, found: tf.exp(-0.5 * tf.square(x)) * (2 * math.pi) ** -0.5,
+    ),
 }
