@@ -259,6 +259,16 @@ def test_answers_have_the_activation_computed_within_the_product_before_it(confi
     assert fused.count((b"BiasAdd", kernel)) == config.num_hidden_layers
 
 
+@pytest.mark.parametrize("policy", ["float64", "bfloat16", "float16", "mixed_bfloat16"])
+def test_it_answers_in_the_precision_of_any_policy(config, features, policy):
+    exact, found = (Bert(config, dtype=one) for one in ("float32", policy))
+    for variable, value in zip(found.trainable_variables, exact.trainable_variables, strict=True):
+        variable.assign(ops.cast(value, variable.dtype))
+    output, expected = (bert(features)["sequence_output"] for bert in (found, exact))
+    assert output.dtype == found.compute_dtype
+    np.testing.assert_allclose(ops.cast(output, "float32"), expected, atol=1e-5 if policy == "float64" else 0.1)
+
+
 @pytest.mark.parametrize("mean", [0, 100])
 def test_a_normed_sum_is_as_exact_as_its_numbers_allow(mean):
     random = np.random.default_rng(6)
