@@ -7,7 +7,6 @@ Each is called through a `piece`: `directly`, or as a step does that has ways of
 import math
 
 from keras import ops
-from keras.backend import result_type
 
 from kbert.model.dropout import dropped
 
@@ -44,8 +43,7 @@ def attention_weights(scores, mask, seed=None, *, rate):
 def normed_sum(x, change, gamma, beta, seed=None, *, rate, epsilon):
     """LayerNorm(x + dropout(change)): what ends each half of a layer, [..., H]."""
     x = x + dropped(change, seed, rate)
-    precision = result_type(x.dtype, "float32")
-    exact, gamma, beta = (ops.cast(one, precision) for one in (x, gamma, beta))
+    exact, gamma, beta = (ops.cast(one, "float32") for one in (x, gamma, beta))
     # Keras multiplies before it subtracts the mean: two passes more, and a fourth more error where that is not 0.
     centred = exact - ops.mean(exact, axis=-1, keepdims=True)
     scale = ops.rsqrt(ops.mean(ops.square(centred), axis=-1, keepdims=True) + epsilon)
