@@ -114,7 +114,7 @@ def inference(
         texts: a file whose first lines are the sentences, instead of full sequences of random tokens.
         turns: who takes part and how often.
     """
-    check(turns)
+    check(turns, batch_size)
     chosen = participants.those(INFERENCE, turns.without)
     check_texts(texts, model)
     begin()
@@ -123,6 +123,9 @@ def inference(
     with tempfile.TemporaryDirectory() as folder:
         encoder, tokenizer = jobs.write_model(Path(folder), model, size)
         config, random = encoder.config, np.random.default_rng(1)
+        if not 2 <= sequence_length <= config.max_position_embeddings:
+            limit = f"2 to {config.max_position_embeddings}, the model's positions"
+            raise ValueError(f"--sequence-length {sequence_length}: expected {limit}")
         if texts:
             found = tokenizer(jobs.first_lines(texts, batch_size)).to_list()
             ends = ([tokenizer.cls_id], [tokenizer.sep_id])
@@ -156,7 +159,7 @@ def serving(
         sequence_length: the most tokens of a text.
         turns: who takes part and how often.
     """
-    check(turns)
+    check(turns, batch_size)
     chosen = participants.those(SERVING, turns.without)
     check_texts(texts, model)
     begin()
@@ -194,7 +197,7 @@ def data(
         tokens: real tokens of a round.
         turns: who takes part and how often.
     """
-    check(turns)
+    check(turns, batch_size)
     chosen = participants.those(DATA, turns.without)
     job = jobs.job_of_data(corpus, vocabulary, documents, sequence_length, batch_size, tokens)
     compare(chosen, job, turns, Work(f"Text to batches of {batch_size} x {sequence_length}", tokens))
@@ -231,7 +234,7 @@ def fine_tuning(
         precision: of both: Keras's mixed policy and torch's autocast.
         turns: who takes part and how often.
     """
-    check(turns)
+    check(turns, batch_size)
     taking_part = participants.those(ANSWERING if task == tasks.SQUAD else FINE_TUNING, turns.without)
     begin()
     length = sequence_length or (384 if task == tasks.SQUAD else 128)
@@ -317,7 +320,7 @@ def data_growth(
         tokens: real tokens of a round.
         turns: how often.
     """
-    check(turns)
+    check(turns, batch_size)
     job = jobs.job_of_data(corpus, vocabulary, documents, sequence_length, batch_size, tokens)
     with tempfile.TemporaryDirectory() as folder:
         growing.follow([growing.of_corpus(job, Path(folder))], turns.rounds, turns.limit, turns.output)
@@ -329,8 +332,10 @@ def begin() -> None:
     import_tensorflow()
 
 
-def check(turns: RoundRule) -> None:
-    """Raises ValueError for no round and for interpreters that are not there."""
+def check(turns: RoundRule, batch_size: int = 1) -> None:
+    """Raises ValueError for no round, for interpreters that are not there, and for an empty batch."""
+    if batch_size < 1:
+        raise ValueError(f"--batch-size {batch_size}: expected at least 1")
     if turns.rounds < 1:
         raise ValueError(f"--turns.rounds {turns.rounds}: expected at least 1")
     if not turns.limit > 0:
