@@ -137,6 +137,8 @@ def inference(
         job = {"folder": folder, "rows": rows, "products": products, "precision": "float32"}
         if len(set(lengths)) > 1:
             chosen.pop("kbert, XLA", None)  # which would compute the padding
+        if batch_size > 1:
+            chosen.pop("kbert, LiteRT", None)  # which answers one at a time
         title = f"Encoder, {batch_size} sequences of {min(lengths)} to {max(lengths)} tokens"
         compare(chosen, job, turns, Work(title, sum(lengths), jobs.operations_of_encoder(config, lengths)))
 
@@ -168,7 +170,9 @@ def serving(
     lines = jobs.first_lines(texts, batch_size)
     with tempfile.TemporaryDirectory() as folder:
         classifier, tokenizer = jobs.write_model(Path(folder), model, "tiny", 2, sequence_length)
-        saved_model = kbert.export(classifier, tokenizer, Path(folder) / "saved_model")
+        saved_model = kbert.export(classifier, tokenizer, Path(folder) / "saved_model", litert=batch_size == 1)
+        if batch_size > 1:
+            chosen.pop("kbert, LiteRT", None)
         job = {"folder": folder, "saved_model": saved_model, "texts": lines, "sequence_length": sequence_length}
         lengths = [min(int(length) + 2, sequence_length) for length in tokenizer(lines).row_lengths()]
         products = jobs.products_of_encoder(classifier.config, lengths, read=1)

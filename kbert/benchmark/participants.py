@@ -38,12 +38,14 @@ STEP_ON_JAX = STEP | {
 INFERENCE = {
     OURS: Participant("inference_kbert", job={"xla": False}),
     "kbert, XLA": Participant("inference_kbert", job={"xla": True}),  # where all rows are of one length
+    "kbert, LiteRT": Participant("inference_litert"),  # where there is one row
     "transformers": Participant("inference_transformers", TORCH),
     "ONNX Runtime": Participant("inference_onnxruntime", ONNX),
     "limit": Participant("limit"),
 }
 SERVING = {
     OURS: Participant("answers_kbert"),
+    "kbert, LiteRT": Participant("answers_litert"),  # where there is one text
     "ONNX Runtime": Participant("answers_onnxruntime", ONNX),
     "limit": Participant("limit"),
 }

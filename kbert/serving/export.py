@@ -15,26 +15,34 @@ import tensorflow as tf
 from kbert.model.kernels import weights_final
 from kbert.serving import warm_up
 from kbert.serving.folders import names_in, next_version
+from kbert.serving.litert import FILE as LITERT
+from kbert.serving.litert import converted, write
 from kbert.serving.passages import ChooseEnding, FindAnswer, TagWords
-from kbert.serving.questions import Attention, Classify, Embed, FillBlanks, NextSentence, Regress
+from kbert.serving.questions import Attention, Classify, Embed, FillBlanks, NextSentence, OfText, Regress
 
 # Ops that call a function of the Python process they were made in: no server can.
 PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 
 
-def export(model: keras.Model, tokenizer, directory: str | os.PathLike, **options) -> str:
+def export(model: keras.Model, tokenizer, directory: str | os.PathLike, litert: bool = False, **options) -> str:
     """Writes the next version of a SavedModel, `directory`/<number>, whole or not at all, and returns its path.
 
     What it answers is what the model's head is for (questions.py, passages.py); `options` are those of the class that
-    answers: `k` of FillBlanks, `threshold` and more of FindAnswer. Raises ValueError for a model without a head
-    (BertFeatures(model.bert) is one for its vectors), and for a model or tokenizer that calls Python.
+    answers: `k` of FillBlanks, `threshold` and more of FindAnswer. `litert` writes the weights once more, as LiteRT has
+    them, by which kbert's server answers one text at a time. Raises ValueError for a model without a head
+    (BertFeatures(model.bert) is one for its vectors), for a model or tokenizer that calls Python, and for `litert` with
+    what answers no single texts or pairs, or in half precision.
     """
     directory = Path(directory)
     asked, functions = questions(model, tokenizer, **options), {}
-    root = tf.Module()
+    of_row = answer_of_row(asked[0]) if litert else None
+    root, lite = tf.Module(), None
     with weights_final(model.bert), without_cudnn(model):
         for question in asked:
             functions |= {name: f.get_concrete_function() for name, f in question.signatures().items()}
+        if litert:
+            lite = converted(of_row)
+            root.features = {name: f.get_concrete_function() for name, f in asked[0].features().items()}
         # The weights the graphs read and no more: no optimizer, no metrics, no dropout state.
         root.weights = list({id(v): v for function in functions.values() for v in function.variables}.values())
     for name, function in functions.items():
@@ -46,10 +54,20 @@ def export(model: keras.Model, tokenizer, directory: str | os.PathLike, **option
     try:
         tf.saved_model.save(root, unfinished, signatures=functions)
         write_extra(unfinished, model, asked, functions)
+        if lite is not None:
+            write(unfinished / LITERT, lite)
         unfinished.chmod(0o755)  # a server may run as another user, whom mkdtemp shuts out
         return str(as_next_version(unfinished, directory))
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def answer_of_row(question):
+    """What LiteRT computes of a question; raises ValueError for one on other than texts and pairs."""
+    if not isinstance(question, OfText):
+        kind = type(question.model).__name__
+        raise ValueError(f"litert: the model is a {kind}, expected a BertClassifier, BertRegressor or BertFeatures")
+    return question.answer_of_row
 
 
 def check_name(name: str) -> None:

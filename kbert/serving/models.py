@@ -17,7 +17,7 @@ import tensorflow as tf
 from google.protobuf import json_format
 from tensorflow.core.protobuf import saved_model_pb2
 
-from kbert.serving import warm_up
+from kbert.serving import litert, warm_up
 from kbert.serving.folders import looks_of, versions_in
 from kbert.serving.rest import Refused, Tensor
 
@@ -83,8 +83,16 @@ class Version:
         }
         if not self.signatures:
             raise ValueError("it has no signature")
+        alone = {}
+        if (folder / litert.FILE).exists():
+            of_one = litert.OneText(folder / litert.FILE)
+            for signature, features in self.loaded.features.items():
+                alone[signature] = alone_by(of_one, features, self.signatures[signature])
         for signature, inputs in warm_up.read(folder):
-            self.signatures[signature].call(inputs)
+            for signatures in (self.signatures, alone):  # both ways
+                if signature in signatures:
+                    signatures[signature].call(inputs)
+        self.signatures |= alone
 
     def signature(self, name: str) -> Signature:
         if name not in self.signatures:
@@ -199,6 +207,21 @@ def signature_of(function, padding: dict) -> Signature:
         return {name: answers[name].numpy() for name in outputs}
 
     return Signature(inputs, outputs, padding, call)
+
+
+def alone_by(of_one, features, signature: Signature) -> Signature:
+    """A signature whose rows that come alone are answered by `of_one`, of their `features`; several as before."""
+
+    def call(columns: dict) -> dict:
+        if {len(columns[name]) for name in signature.inputs} != {1}:
+            return signature.call(columns)
+        found = features(**{name: tf.constant(columns[name], tf.string) for name in signature.inputs})
+        found = {name: values.numpy() for name, values in found.items()}  # to cut them here takes no time
+        length = found["input_mask"].sum()
+        answers = of_one(*(found[name][:, :length] for name in ("input_ids", "segment_ids")))
+        return {name: answers[name] for name in signature.outputs}  # in their order
+
+    return signature._replace(call=call)
 
 
 def tensor_of(spec: tf.TensorSpec) -> Tensor:

@@ -119,12 +119,30 @@ class OfText:
     def signatures(self) -> dict:
         return {"serving_default": self.from_text, "pairs": self.from_pairs, "ids": self.from_ids}
 
+    def features(self) -> dict:
+        """By signature on text, the graph that makes its features: of a text, or of a pair."""
+        return {
+            "serving_default": graph(self._features_of_text, TEXT),
+            "pairs": graph(self._features_of_pairs, TEXT, TEXT),
+        }
+
+    def answer_of_row(self, input_ids, segment_ids) -> dict:
+        """The answer to one row of token ids without padding, [1, S]."""
+        features = {"input_ids": input_ids, "segment_ids": segment_ids, "input_mask": tf.ones_like(input_ids)}
+        return self._answer(features)
+
+    def _features_of_text(self, text):
+        return packed(self, self.tokenizer(text))
+
+    def _features_of_pairs(self, text_a, text_b):
+        text_a, text_b = as_many(text_a=text_a, text_b=text_b)
+        return packed(self, self.tokenizer(text_a), self.tokenizer(text_b))
+
     def _from_text(self, text):
-        return self.from_ids(**packed(self, self.tokenizer(text)))
+        return self.from_ids(**self._features_of_text(text))
 
     def _from_pairs(self, text_a, text_b):
-        text_a, text_b = as_many(text_a=text_a, text_b=text_b)
-        return self.from_ids(**packed(self, self.tokenizer(text_a), self.tokenizer(text_b)))
+        return self.from_ids(**self._features_of_pairs(text_a, text_b))
 
     def _from_ids(self, input_ids, input_mask, segment_ids):
         return self._answer(of_ids(input_ids, input_mask, segment_ids))
@@ -230,8 +248,9 @@ def pieces_and_masks(tokenizer, text):
 
 def pieces_of(tokenizer, features):
     """The names of the pieces, "" for padding, string [B, S]."""
-    pieces = tf.gather(tf.constant(tokenizer.vocabulary), features["input_ids"])
-    return tf.where(features["input_mask"] > 0, pieces, "")
+    vocabulary = tf.constant([*tokenizer.vocabulary, ""])
+    # The ids are chosen, not the names: LiteRT chooses among numbers alone.
+    return tf.gather(vocabulary, tf.where(features["input_mask"] > 0, features["input_ids"], tokenizer.vocab_size))
 
 
 def of_ids(input_ids, input_mask, segment_ids) -> dict:

@@ -119,10 +119,13 @@ def test_a_document_ends_where_it_is_said_to(folder, tmp_path, monkeypatch):
             "--turns.peers nowhere/python: no such file; expected an environment's python",
         ),
         ("step --turns.without torch", "--turns.without torch: expected names of keras-hub; keras-hub, XLA"),
-        ("inference --turns.without kbert", "--turns.without kbert: expected names of kbert, XLA; transformers; ONNX"),
+        (
+            "inference --turns.without kbert",
+            "--turns.without kbert: expected names of kbert, XLA; kbert, LiteRT; trans",
+        ),
         (
             "serving --texts t --model m --turns.without torch",
-            "--turns.without torch: expected names of ONNX Runtime; limit",
+            "--turns.without torch: expected names of kbert, LiteRT; ONNX Runtime; limit",
         ),
         ("data --corpus c --vocabulary v --turns.without a", "--turns.without a: expected names of tensorflow-text"),
         (

@@ -1,0 +1,168 @@
+"""What comes alone is answered by LiteRT, as the SavedModel it lies in answers, and by nothing else."""
+
+import threading
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from kbert.config import BertConfig
+from kbert.model.bert import Bert
+from kbert.model.features import BertFeatures
+from kbert.model.fine_tuning import BertClassifier, BertRegressor, BertTagger
+from kbert.model.pretraining import BertPretrainer
+from kbert.serving import litert
+from kbert.serving.export import export
+from kbert.serving.models import Models, Version
+from kbert.text.wordpiece import WordPiece
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letter}" for letter in LETTERS), *".,"]
+TEXTS = ["ab cd.", "", "x", "one two, three four. five", "a " * 100, "é \xff \x00"]
+CONFIG = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+CONFIG |= {"vocab_size": len(VOCABULARY), "max_position_embeddings": 24, "initializer_range": 0.3}
+
+
+def new_bert(**changes):
+    keras.utils.set_random_seed(4)
+    return Bert(BertConfig(**CONFIG, **changes))
+
+
+def named(classifier):
+    classifier.labels = ["red", "green", "blue"]
+    return classifier
+
+
+MODELS = {
+    "classes": lambda: named(BertClassifier(new_bert(), 3)),
+    "several classes": lambda: BertClassifier(new_bert(), 3, multi_label=True),
+    "erf's GELU": lambda: BertClassifier(new_bert(hidden_act="gelu_erf"), 3),
+    "left to right": lambda: BertClassifier(new_bert(causal=True), 3),
+    "a number": lambda: BertRegressor(new_bert()),
+    "pieces": lambda: BertFeatures(new_bert(), unit="piece"),
+    "mean": lambda: BertFeatures(new_bert(), layers=(-1, 0), mix="none"),
+    "pooled": lambda: BertFeatures(new_bert(), unit="pooled"),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return WordPiece(VOCABULARY)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def version(request, tokenizer, tmp_path_factory):
+    folder = export(MODELS[request.param](), tokenizer, tmp_path_factory.mktemp("saved"), litert=True)
+    return Version("asked", 1, Path(folder))
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The shapes that LiteRT is asked with."""
+    seen, call = [], litert.OneText.__call__
+
+    def noted(self, input_ids, segment_ids):
+        seen.append((input_ids.shape, int(segment_ids.sum())))
+        return call(self, input_ids, segment_ids)
+
+    monkeypatch.setattr(litert.OneText, "__call__", noted)
+    return seen
+
+
+def check_same(found, expected):
+    assert sorted(found) == sorted(expected)
+    for name, values in expected.items():
+        values, one = values.numpy(), found[name]
+        assert one.dtype == values.dtype
+        if one.shape != values.shape:  # no padding is made here, and there for the rest of 8
+            assert not np.any(values[:, one.shape[1] :] != b"") or name == "vectors"
+            values = values[:, : one.shape[1]]
+        if values.dtype == object:
+            assert one.tolist() == values.tolist()
+        else:
+            np.testing.assert_allclose(one, values, rtol=0, atol=1e-5)
+
+
+def test_a_text_alone_is_answered_as_by_the_graph(version, calls):
+    for text in TEXTS:
+        found = version.signatures["serving_default"].call({"text": [text]})
+        check_same(found, version.loaded.signatures["serving_default"](text=tf.constant([text])))
+    assert [shape for shape, _ in calls] == [(1, 7), (1, 2), (1, 3), (1, 23), (1, 24), (1, 4)]
+
+
+def test_a_pair_alone_is_answered_as_by_the_graph(version, calls):
+    for text_a, text_b in zip(TEXTS, reversed(TEXTS), strict=True):
+        found = version.signatures["pairs"].call({"text_a": [text_a], "text_b": [text_b]})
+        asked = {"text_a": tf.constant([text_a]), "text_b": tf.constant([text_b])}
+        check_same(found, version.loaded.signatures["pairs"](**asked))
+    assert len(calls) == len(TEXTS)
+    assert all(of_second > 0 for _, of_second in calls)
+
+
+def test_several_texts_and_none_are_answered_by_the_graph(version, calls):
+    for texts in (TEXTS, TEXTS[:0]):
+        found = version.signatures["serving_default"].call({"text": texts})
+        check_same(found, version.loaded.signatures["serving_default"](text=tf.constant(texts, tf.string)))
+    assert not calls
+
+
+def test_pairs_of_unlike_counts_are_refused(version, calls):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="text_a has 1 rows and text_b 2, expected as many"):
+        version.signatures["pairs"].call({"text_a": ["a"], "text_b": ["b", "c"]})
+    assert not calls
+
+
+def test_many_threads_get_their_own_answers(tokenizer, tmp_path):
+    version = Version("asked", 1, Path(export(MODELS["classes"](), tokenizer, tmp_path, litert=True)))
+    call, wrong = version.signatures["serving_default"].call, []
+    expected = {text: call({"text": [text]})["probabilities"] for text in TEXTS}
+
+    def ask(number):
+        for turn in range(30):
+            text = TEXTS[(number + turn) % len(TEXTS)]
+            if not np.array_equal(call({"text": [text]})["probabilities"], expected[text]):
+                wrong.append(text)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("left", [0, 100, 10_000])
+def test_a_version_whose_file_is_cut_off_is_left_out(tokenizer, tmp_path, left):
+    folder = Path(export(MODELS["classes"](), tokenizer, tmp_path / "asked", litert=True))
+    content = (folder / litert.FILE).read_bytes()
+    (folder / litert.FILE).write_bytes(content[:left])
+    models = Models(tmp_path)
+    models.look()
+    assert not models.served
+    assert models.status("asked")[0]["state"] == "END"
+
+
+def test_weights_are_written_once_without_it(tokenizer, tmp_path):
+    folder = Path(export(MODELS["classes"](), tokenizer, tmp_path))
+    assert not (folder / litert.FILE).exists()
+    assert not hasattr(tf.saved_model.load(folder), "features")
+
+
+@pytest.mark.parametrize("kind", [BertPretrainer, lambda config: BertTagger(Bert(config), 2)], ids=["blanks", "words"])
+def test_what_answers_other_than_texts_is_refused(kind, tokenizer, tmp_path):
+    with pytest.raises(ValueError, match="litert: the model is a Bert(Pretrainer|Tagger), expected a BertClassifier"):
+        export(kind(BertConfig(**CONFIG)), tokenizer, tmp_path / "saved", litert=True)
+    assert not (tmp_path / "saved").exists()
+
+
+def test_half_precision_is_refused(tokenizer, tmp_path):
+    keras.config.set_dtype_policy("bfloat16")
+    try:
+        model = MODELS["classes"]()
+        with pytest.raises(ValueError, match="the weights are bfloat16, expected float32"):
+            export(model, tokenizer, tmp_path / "saved", litert=True)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert not (tmp_path / "saved").exists()
