@@ -139,6 +139,9 @@ def inference(
             chosen.pop("kbert, XLA", None)  # which would compute the padding
         if batch_size > 1:
             chosen.pop("kbert, LiteRT", None)  # which answers one at a time
+        if "kbert, LiteRT" in chosen:
+            job["litert"] = str(Path(folder) / "encoder.tflite")
+            jobs.write_litert(encoder, Path(job["litert"]))
         title = f"Encoder, {batch_size} sequences of {min(lengths)} to {max(lengths)} tokens"
         compare(chosen, job, turns, Work(title, sum(lengths), jobs.operations_of_encoder(config, lengths)))
 

@@ -51,6 +51,7 @@ ALLOWED = {
         "kbert.training",
         "kbert.weights",
         "kbert.report",
+        "kbert.serving.litert",
     ],
     "kbert.benchmark.systems": ["kbert"],  # each is a program of its own, which uses kbert as its users do
 }

@@ -90,6 +90,15 @@ def write_model(folder: Path, start: str | None, size: str, labels: int = 0, seq
     return model, tokenizer
 
 
+def write_litert(encoder, path: Path) -> None:
+    """A Bert's vectors of one text, as LiteRT computes them."""
+    from kbert.model.kernels import weights_final
+    from kbert.serving import litert
+
+    with weights_final(encoder.bert):  # as in a SavedModel
+        litert.write(path, litert.converted(encoder.bert))
+
+
 def job_of_data(
     corpus: str, vocabulary: str, documents: str, sequence_length: int, batch_size: int, tokens: int
 ) -> dict:

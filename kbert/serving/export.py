@@ -35,13 +35,14 @@ def export(model: keras.Model, tokenizer, directory: str | os.PathLike, litert: 
     """
     directory = Path(directory)
     asked, functions = questions(model, tokenizer, **options), {}
-    of_row = answer_of_row(asked[0]) if litert else None
+    if litert:
+        check_litert(asked[0])
     root, lite = tf.Module(), None
     with weights_final(model.bert), without_cudnn(model):
         for question in asked:
             functions |= {name: f.get_concrete_function() for name, f in question.signatures().items()}
         if litert:
-            lite = converted(of_row)
+            lite = converted(asked[0].answer)
             root.features = {name: f.get_concrete_function() for name, f in asked[0].features().items()}
         # The weights the graphs read and no more: no optimizer, no metrics, no dropout state.
         root.weights = list({id(v): v for function in functions.values() for v in function.variables}.values())
@@ -62,12 +63,11 @@ def export(model: keras.Model, tokenizer, directory: str | os.PathLike, litert: 
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def answer_of_row(question):
-    """What LiteRT computes of a question; raises ValueError for one on other than texts and pairs."""
+def check_litert(question) -> None:
+    """Raises ValueError for a question on other than texts and pairs."""
     if not isinstance(question, OfText):
         kind = type(question.model).__name__
         raise ValueError(f"litert: the model is a {kind}, expected a BertClassifier, BertRegressor or BertFeatures")
-    return question.answer_of_row
 
 
 def check_name(name: str) -> None:

@@ -27,12 +27,16 @@ def digest_of(path: Path) -> Path:
 
 
 def converted(answer) -> bytes:
-    """A LiteRT model of `answer`: input_ids and segment_ids, int32 [1, S] without padding, S any -> a dict of tensors.
+    """A LiteRT model of `answer`, features -> a dict of tensors, for one row without padding, of any length.
 
-    Its one signature has those inputs and outputs. Raises ValueError for weights in half precision.
+    Its one signature has input_ids and segment_ids, int32 [1, S], and these outputs. Raises ValueError for weights in
+    half precision.
     """
-    specs = [tf.TensorSpec(ROW.shape, ROW.dtype, name) for name in ("input_ids", "segment_ids")]
-    function = tf.function(answer, input_signature=specs, autograph=False).get_concrete_function()
+
+    def answer_of_row(input_ids, segment_ids):
+        return answer({"input_ids": input_ids, "segment_ids": segment_ids, "input_mask": tf.ones_like(input_ids)})
+
+    function = tf.function(answer_of_row, input_signature=[ROW, ROW], autograph=False).get_concrete_function()
     if kinds := {variable.dtype.name for variable in function.variables} - {"float32"}:
         raise ValueError(f"the weights are {', '.join(kinds)}, expected float32: LiteRT has no products of others")
     root = tf.Module()

@@ -6,6 +6,7 @@ they began with. A version that cannot be loaded is named in the log and tried a
 
 import json
 import logging
+import os
 import threading
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -68,10 +69,11 @@ class Signature(NamedTuple):
 
 
 class Version:
-    """One version of a model, loaded: `signatures` by name; `about`, what export says beside them."""
+    """One version of a model, loaded from <name>/<version>/: `signatures` by name; `about`, what export says of it."""
 
-    def __init__(self, name: str, number: int, folder: Path):
-        self.name, self.number = name, number
+    def __init__(self, folder: str | os.PathLike):
+        folder = Path(folder)
+        self.name, self.number = folder.parent.name, int(folder.name)
         self.loaded = tf.saved_model.load(str(folder))
         extra = folder / "assets.extra"
         padding = read_json(extra / "padding.json")
@@ -182,7 +184,7 @@ class Models:
         self.seen[name, number] = looks
         self._note(name, number, LOADING)
         try:
-            version = Version(name, number, folder)
+            version = Version(folder)
         except Exception as error:  # whatever TensorFlow makes of half a file
             why = " ".join(str(error).split())[:300] or type(error).__name__
             LOG.error("model %s, version %d cannot be loaded and is left out: %s", name, number, why)

@@ -103,7 +103,7 @@ class NextSentence:
 
 
 class OfText:
-    """A question about a text or a pair of texts [B], whose `_answer` a subclass takes from the features."""
+    """A question about a text or a pair of texts [B], whose `answer` a subclass takes from the features."""
 
     def __init__(self, model: keras.Model, tokenizer, loss: str | None = "loss"):
         check(model, tokenizer, loss)
@@ -126,11 +126,6 @@ class OfText:
             "pairs": graph(self._features_of_pairs, TEXT, TEXT),
         }
 
-    def answer_of_row(self, input_ids, segment_ids) -> dict:
-        """The answer to one row of token ids without padding, [1, S]."""
-        features = {"input_ids": input_ids, "segment_ids": segment_ids, "input_mask": tf.ones_like(input_ids)}
-        return self._answer(features)
-
     def _features_of_text(self, text):
         return packed(self, self.tokenizer(text))
 
@@ -145,7 +140,7 @@ class OfText:
         return self.from_ids(**self._features_of_pairs(text_a, text_b))
 
     def _from_ids(self, input_ids, input_mask, segment_ids):
-        return self._answer(of_ids(input_ids, input_mask, segment_ids))
+        return self.answer(of_ids(input_ids, input_mask, segment_ids))
 
 
 def names_of_classes(model: keras.Model, labels: list[str] | None) -> list[str]:
@@ -167,7 +162,7 @@ class Classify(OfText):
         super().__init__(model, tokenizer)
         self.labels = names_of_classes(model, labels)
 
-    def _answer(self, features):
+    def answer(self, features):
         logits = self.model(features, training=False)["logits"]
         label = tf.gather(tf.constant(self.labels), tf.argmax(logits, axis=-1))
         probabilities = tf.sigmoid(logits) if self.model.multi_label else tf.nn.softmax(logits)
@@ -177,7 +172,7 @@ class Classify(OfText):
 class Regress(OfText):
     """The number that a BertRegressor gives a text or a pair of texts: [B] -> `value` float32 [B]."""
 
-    def _answer(self, features):
+    def answer(self, features):
         return {"value": self.model(features, training=False)["logits"]}
 
 
@@ -192,7 +187,7 @@ class Embed(OfText):
         padding = {"pieces": ("pieces", ""), "vectors": ("pieces", None)}
         self.padding = {"serving_default": padding, "pairs": padding} if model.unit == "piece" else {}
 
-    def _answer(self, features):
+    def answer(self, features):
         answer = {"vectors": self.model(features)}
         if self.model.unit != "piece":
             return answer

@@ -37,6 +37,8 @@ def test_sentences_of_any_length_are_encoded_in_turn(start, folder, tmp_path, mo
     [
         *(pytest.param(one.partition(".py ")[2], marks=LONG) for one in readme_commands() if "benchmark.py" in one),
         pytest.param("step --backend jax", marks=[LONG, NEEDS_JAX]),
+        pytest.param("inference --model {start} --batch-size 1 --sequence-length 16", marks=LONG),
+        pytest.param("serving --model {start} --texts {folder}/books/heldout/0.txt", marks=LONG),
         pytest.param("serving --model {start} --texts {folder}/books/heldout/0.txt --batch-size 3", marks=LONG),
         pytest.param(
             "data --corpus {folder}/books/train --vocabulary {folder}/vocab.txt --tokens 3000 --sequence-length 32"

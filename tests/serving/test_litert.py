@@ -55,7 +55,7 @@ def tokenizer():
 @pytest.fixture(scope="module", params=MODELS)
 def version(request, tokenizer, tmp_path_factory):
     folder = export(MODELS[request.param](), tokenizer, tmp_path_factory.mktemp("saved"), litert=True)
-    return Version("asked", 1, Path(folder))
+    return Version(folder)
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_pairs_of_unlike_counts_are_refused(version, calls):
 
 
 def test_many_threads_get_their_own_answers(tokenizer, tmp_path):
-    version = Version("asked", 1, Path(export(MODELS["classes"](), tokenizer, tmp_path, litert=True)))
+    version = Version(export(MODELS["classes"](), tokenizer, tmp_path, litert=True))
     call, wrong = version.signatures["serving_default"].call, []
     expected = {text: call({"text": [text]})["probabilities"] for text in TEXTS}
 

@@ -1,7 +1,5 @@
 """One raw text to probabilities of classes as kbert's server reads a SavedModel that brings LiteRT's."""
 
-from pathlib import Path
-
 from worker import checked, repeated, serve
 
 
@@ -13,7 +11,7 @@ def prepare(job):
 
     from kbert.serving.models import Version
 
-    answer = Version("asked", 1, Path(job["saved_model"])).signatures["serving_default"].call
+    answer = Version(job["saved_model"]).signatures["serving_default"].call
 
     def answers():
         return answer({"text": job["texts"]})["probabilities"]
