@@ -173,9 +173,10 @@ def serving(
     lines = jobs.first_lines(texts, batch_size)
     with tempfile.TemporaryDirectory() as folder:
         classifier, tokenizer = jobs.write_model(Path(folder), model, "tiny", 2, sequence_length)
-        saved_model = kbert.export(classifier, tokenizer, Path(folder) / "saved_model", litert=batch_size == 1)
         if batch_size > 1:
             chosen.pop("kbert, LiteRT", None)
+        by_litert = "kbert, LiteRT" in chosen
+        saved_model = kbert.export(classifier, tokenizer, Path(folder) / "saved_model", litert=by_litert)
         job = {"folder": folder, "saved_model": saved_model, "texts": lines, "sequence_length": sequence_length}
         lengths = [min(int(length) + 2, sequence_length) for length in tokenizer(lines).row_lengths()]
         products = jobs.products_of_encoder(classifier.config, lengths, read=1)

@@ -64,8 +64,8 @@ def main(
         lower_case: whether the vocabulary is an uncased one, where the model does not say.
         precision: of weights and of what is computed: bfloat16 takes half the space, and less time where the server has
             a GPU or a CPU for it. Answers are float32.
-        litert: write the weights once more, as LiteRT has them: kbert's server then answers a text that comes alone in
-            half the time, one of 512 tokens in nine tenths. For classes, numbers and vectors, in float32.
+        litert: write the weights once more, as LiteRT has them, by which kbert's server answers a text that comes alone
+            on CPUs in less time, the less the shorter it is. For classes, numbers and vectors, in float32.
         vectors: vectors as the answer, whatever the model was trained for.
     """
     if vectors.unit is None and vectors != VectorFlags():
@@ -78,6 +78,8 @@ def main(
     from kbert import report
     from kbert.devices import lacks_instructions
     from kbert.serving.export import check_name, models_config
+    from kbert.serving.litert import FILE as LITERT_FILE
+    from kbert.serving.litert import LiteRT
     from kbert.serving.warm_up import is_possible
     from kbert.whole_file import one_at_a_time, write_whole
 
@@ -86,19 +88,25 @@ def main(
     trained, tokenizer = kbert.load(model, lower_case=lower_case)
     if vectors.unit is not None:
         trained = kbert.BertFeatures(trained.bert, **asdict(vectors))
-    options = {name: value for name, value in (("k", k), ("threshold", threshold)) if value is not None}
+    given = (("k", k), ("threshold", threshold), ("litert", litert or None))
+    options = {name: value for name, value in given if value is not None}
     kind = type(trained).__name__
     fits = {"k": "masked_lm_loss" in trained.loss_names, "threshold": kind == "BertSpanPredictor"}
-    for flag, expected in (("k", "BertPretrainer with masked LM"), ("threshold", "BertSpanPredictor")):
-        if flag in options and not fits[flag]:
-            raise ValueError(f"--{flag} {options[flag]}: expected a {expected}, {model} is a {kind}")
+    fits["litert"] = kind in ("BertClassifier", "BertRegressor", "BertFeatures")
+    expected = {"k": "BertPretrainer with masked LM", "threshold": "BertSpanPredictor"}
+    expected["litert"] = "BertClassifier or BertRegressor, or --vectors.unit"
+    for flag, value in options.items():
+        if not fits[flag]:
+            raise ValueError(f"--{flag} {value}: expected a {expected[flag]}, {model} is a {kind}")
     if lacks_instructions(precision):
         report.CONSOLE.print(f"this CPU has no instructions for {precision}: it would answer sooner in float32")
     with report.CONSOLE.status("Writing the SavedModel"):
-        path = kbert.export(trained, tokenizer, Path(output) / name, litert=litert, **options)
+        path = kbert.export(trained, tokenizer, Path(output) / name, **options)
     with one_at_a_time(output):
         write_whole(Path(output) / "models.config", models_config(output).encode())
     signatures, asked, answer = ask(path)
+    if litert:
+        LiteRT(Path(path) / LITERT_FILE)  # asks it once, too
 
     size = sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())
     report.table(f"{path}, {size / 1e6:.1f} MB", signatures, ("signature", "inputs", "outputs"))

@@ -96,7 +96,7 @@ def write_litert(encoder, path: Path) -> None:
     from kbert.serving import litert
 
     with weights_final(encoder.bert):  # as in a SavedModel
-        litert.write(path, litert.converted(encoder.bert))
+        litert.write_litert(path, litert.as_litert(encoder.bert))
 
 
 def job_of_data(

@@ -15,8 +15,8 @@ import tensorflow as tf
 from kbert.model.kernels import weights_final
 from kbert.serving import warm_up
 from kbert.serving.folders import names_in, next_version
-from kbert.serving.litert import FILE as LITERT
-from kbert.serving.litert import converted, write
+from kbert.serving.litert import FILE as LITERT_FILE
+from kbert.serving.litert import as_litert, write_litert
 from kbert.serving.passages import ChooseEnding, FindAnswer, TagWords
 from kbert.serving.questions import Attention, Classify, Embed, FillBlanks, NextSentence, OfText, Regress
 
@@ -37,13 +37,13 @@ def export(model: keras.Model, tokenizer, directory: str | os.PathLike, litert: 
     asked, functions = questions(model, tokenizer, **options), {}
     if litert:
         check_litert(asked[0])
-    root, lite = tf.Module(), None
+    root, of_row = tf.Module(), None
     with weights_final(model.bert), without_cudnn(model):
         for question in asked:
             functions |= {name: f.get_concrete_function() for name, f in question.signatures().items()}
         if litert:
-            lite = converted(asked[0].answer)
-            root.features = {name: f.get_concrete_function() for name, f in asked[0].features().items()}
+            of_row = as_litert(asked[0].answer)
+            root.packers = {name: f.get_concrete_function() for name, f in asked[0].packers().items()}
         # The weights the graphs read and no more: no optimizer, no metrics, no dropout state.
         root.weights = list({id(v): v for function in functions.values() for v in function.variables}.values())
     for name, function in functions.items():
@@ -55,8 +55,8 @@ def export(model: keras.Model, tokenizer, directory: str | os.PathLike, litert: 
     try:
         tf.saved_model.save(root, unfinished, signatures=functions)
         write_extra(unfinished, model, asked, functions)
-        if lite is not None:
-            write(unfinished / LITERT, lite)
+        if of_row is not None:
+            write_litert(unfinished / LITERT_FILE, of_row)
         unfinished.chmod(0o755)  # a server may run as another user, whom mkdtemp shuts out
         return str(as_next_version(unfinished, directory))
     finally:
@@ -64,10 +64,12 @@ def export(model: keras.Model, tokenizer, directory: str | os.PathLike, litert: 
 
 
 def check_litert(question) -> None:
-    """Raises ValueError for a question on other than texts and pairs."""
+    """Raises ValueError for a question on other than texts and pairs, and for products in half precision."""
     if not isinstance(question, OfText):
         kind = type(question.model).__name__
         raise ValueError(f"litert: the model is a {kind}, expected a BertClassifier, BertRegressor or BertFeatures")
+    if question.model.bert.compute_dtype != "float32":
+        raise ValueError(f"litert: the model computes in {question.model.bert.compute_dtype}, expected float32")
 
 
 def check_name(name: str) -> None:

@@ -1,6 +1,6 @@
-"""One text at a time by LiteRT (TensorFlow Lite): it lays weights out for the CPU once, TensorFlow at each call.
+"""One text at a time by LiteRT (TensorFlow Lite): it lays weights out for the CPU once, TensorFlow at each product.
 
-The longer the text, the less that counts: an answer of one text takes 0.4 to 0.9 of TensorFlow's time.
+The shorter the text, the more that counts. saved_models/README.md has figures.
 """
 
 import hashlib
@@ -9,6 +9,7 @@ import threading
 import warnings
 from pathlib import Path
 
+import numpy as np
 import tensorflow as tf
 
 # In a SavedModel, beside the graphs.
@@ -16,8 +17,23 @@ FILE = Path("assets.extra") / "ids.tflite"
 ROW = tf.TensorSpec([1, None], tf.int32)
 
 
-def write(path: Path, model: bytes) -> None:
-    """Writes what `converted` returned, and its digest beside it."""
+def as_litert(answer) -> bytes:
+    """A LiteRT model of `answer`, features -> a dict of tensors, for one row without padding, of any length.
+
+    Its one signature has input_ids and segment_ids, int32 [1, S], and these outputs. All has to be in float32.
+    """
+
+    def answer_of_row(input_ids, segment_ids):
+        return answer({"input_ids": input_ids, "segment_ids": segment_ids, "input_mask": tf.ones_like(input_ids)})
+
+    function = tf.function(answer_of_row, input_signature=[ROW, ROW], autograph=False).get_concrete_function()
+    root = tf.Module()
+    root.weights = list(function.variables)  # which the function itself does not keep
+    return tf.lite.TFLiteConverter.from_concrete_functions([function], root).convert()
+
+
+def write_litert(path: Path, model: bytes) -> None:
+    """Writes what `as_litert` returned, and its digest beside it."""
     path.write_bytes(model)
     digest_of(path).write_text(hashlib.sha256(model).hexdigest())
 
@@ -26,39 +42,23 @@ def digest_of(path: Path) -> Path:
     return path.with_suffix(".sha256")
 
 
-def converted(answer) -> bytes:
-    """A LiteRT model of `answer`, features -> a dict of tensors, for one row without padding, of any length.
-
-    Its one signature has input_ids and segment_ids, int32 [1, S], and these outputs. Raises ValueError for weights in
-    half precision.
-    """
-
-    def answer_of_row(input_ids, segment_ids):
-        return answer({"input_ids": input_ids, "segment_ids": segment_ids, "input_mask": tf.ones_like(input_ids)})
-
-    function = tf.function(answer_of_row, input_signature=[ROW, ROW], autograph=False).get_concrete_function()
-    if kinds := {variable.dtype.name for variable in function.variables} - {"float32"}:
-        raise ValueError(f"the weights are {', '.join(kinds)}, expected float32: LiteRT has no products of others")
-    root = tf.Module()
-    root.weights = list(function.variables)  # which the function itself does not keep
-    return tf.lite.TFLiteConverter.from_concrete_functions([function], root).convert()
-
-
-class OneText:
-    """What `write` wrote: called with input_ids and segment_ids, int32 [1, S], it returns a dict of arrays.
+class LiteRT:
+    """What `write_litert` wrote: called with input_ids and segment_ids, int32 [1, S], it returns a dict of arrays.
 
     May be used by many threads; they wait for each other. Raises ValueError for a file that is damaged.
     """
 
     def __init__(self, path: Path):
-        with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != digest_of(path).read_text():
-                raise ValueError(f"{path}: not as it was written")  # the interpreter would end the process
+        model = path.read_bytes()  # a mapped file that somebody changes would change answers, or end the process
+        if hashlib.sha256(model).hexdigest() != digest_of(path).read_text():
+            raise ValueError(f"{path}: not as it was written")  # the interpreter would end the process
+        threads = tf.config.threading.get_intra_op_parallelism_threads() or cores()
         with warnings.catch_warnings():
             # A package of its own is to take the interpreter's place; it is as fast, and this one is here.
             warnings.filterwarnings("ignore", message=r"\s*Warning: tf.lite.Interpreter is deprecated")
-            interpreter = tf.lite.Interpreter(model_path=str(path), num_threads=cores())
+            interpreter = tf.lite.Interpreter(model_content=model, num_threads=threads)
         self.call, self.lock = interpreter.get_signature_runner(), threading.Lock()
+        self(*np.zeros([2, 1, 2], np.int32))  # the first call lays the weights out
 
     def __call__(self, input_ids, segment_ids) -> dict:
         with self.lock:

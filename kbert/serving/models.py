@@ -73,7 +73,9 @@ class Version:
 
     def __init__(self, folder: str | os.PathLike):
         folder = Path(folder)
-        self.name, self.number = folder.parent.name, int(folder.name)
+        if not folder.name.isdecimal():
+            raise ValueError(f"{folder}: expected <name>/<version>, the version a number")
+        self.name, self.number = folder.resolve().parent.name, int(folder.name)
         self.loaded = tf.saved_model.load(str(folder))
         extra = folder / "assets.extra"
         padding = read_json(extra / "padding.json")
@@ -86,14 +88,14 @@ class Version:
         if not self.signatures:
             raise ValueError("it has no signature")
         alone = {}
-        if (folder / litert.FILE).exists():
-            of_one = litert.OneText(folder / litert.FILE)
-            for signature, features in self.loaded.features.items():
-                alone[signature] = alone_by(of_one, features, self.signatures[signature])
+        packers = getattr(self.loaded, "packers", {})
+        if packers and not tf.config.list_physical_devices("GPU"):  # which is faster
+            of_row = litert.LiteRT(folder / litert.FILE)
+            alone = {name: alone_by(of_row, packer, self.signatures[name]) for name, packer in packers.items()}
         for signature, inputs in warm_up.read(folder):
-            for signatures in (self.signatures, alone):  # both ways
-                if signature in signatures:
-                    signatures[signature].call(inputs)
+            self.signatures[signature].call(inputs)
+            if signature in alone:
+                alone[signature].call(inputs)
         self.signatures |= alone
 
     def signature(self, name: str) -> Signature:
@@ -211,16 +213,17 @@ def signature_of(function, padding: dict) -> Signature:
     return Signature(inputs, outputs, padding, call)
 
 
-def alone_by(of_one, features, signature: Signature) -> Signature:
-    """A signature whose rows that come alone are answered by `of_one`, of their `features`; several as before."""
+def alone_by(of_row, packer, signature: Signature) -> Signature:
+    """A signature whose rows that come alone are packed and answered by `of_row`; several as before."""
 
     def call(columns: dict) -> dict:
         if {len(columns[name]) for name in signature.inputs} != {1}:
             return signature.call(columns)
-        found = features(**{name: tf.constant(columns[name], tf.string) for name in signature.inputs})
-        found = {name: values.numpy() for name, values in found.items()}  # to cut them here takes no time
+        found = packer(**{name: tf.constant(columns[name], tf.string) for name in signature.inputs})
+        # TensorFlow would take a millisecond to cut them.
+        found = {name: values.numpy() for name, values in found.items()}
         length = found["input_mask"].sum()
-        answers = of_one(*(found[name][:, :length] for name in ("input_ids", "segment_ids")))
+        answers = of_row(*(found[name][:, :length] for name in ("input_ids", "segment_ids")))
         return {name: answers[name] for name in signature.outputs}  # in their order
 
     return signature._replace(call=call)

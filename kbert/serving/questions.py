@@ -119,25 +119,22 @@ class OfText:
     def signatures(self) -> dict:
         return {"serving_default": self.from_text, "pairs": self.from_pairs, "ids": self.from_ids}
 
-    def features(self) -> dict:
-        """By signature on text, the graph that makes its features: of a text, or of a pair."""
-        return {
-            "serving_default": graph(self._features_of_text, TEXT),
-            "pairs": graph(self._features_of_pairs, TEXT, TEXT),
-        }
+    def packers(self) -> dict:
+        """By signature on text, the graph that packs it: texts, or pairs, -> features."""
+        return {"serving_default": graph(self._packed_text, TEXT), "pairs": graph(self._packed_pairs, TEXT, TEXT)}
 
-    def _features_of_text(self, text):
+    def _packed_text(self, text):
         return packed(self, self.tokenizer(text))
 
-    def _features_of_pairs(self, text_a, text_b):
+    def _packed_pairs(self, text_a, text_b):
         text_a, text_b = as_many(text_a=text_a, text_b=text_b)
         return packed(self, self.tokenizer(text_a), self.tokenizer(text_b))
 
     def _from_text(self, text):
-        return self.from_ids(**self._features_of_text(text))
+        return self.from_ids(**self._packed_text(text))
 
     def _from_pairs(self, text_a, text_b):
-        return self.from_ids(**self._features_of_pairs(text_a, text_b))
+        return self.from_ids(**self._packed_pairs(text_a, text_b))
 
     def _from_ids(self, input_ids, input_mask, segment_ids):
         return self.answer(of_ids(input_ids, input_mask, segment_ids))

@@ -63,6 +63,8 @@ def test_other_work_is_done_in_turn(command, start, folder, tmp_path, monkeypatc
     call(f"python recipes/benchmark.py {command.format(start=start, folder=folder)} {smaller} --turns.output out")
     told = rows(tmp_path / "out")
     assert told["kbert"]["rounds"][0]["seconds"] > 0
+    is_of_one_row = command.startswith(("inference", "serving")) and "--batch-size 3" not in command
+    assert ("kbert, LiteRT" in told) == is_of_one_row
     assert all(one["rounds"] or one["reason"].endswith(" is not installed") for one in told.values())
     if command.startswith("fine_tuning"):
         score, printed = "exact_match" if "squad" in command else "dev_f1", capsys.readouterr().out

@@ -391,12 +391,20 @@ def test_the_recipe_exports_a_model_directory_and_shows_what_it_answers(model, t
         recipe.main(str(tmp_path / "model"), "a/b")
     recipe.main(str(tmp_path / "model"), "mine", vectors=recipe.VectorFlags("mean"), output=str(tmp_path / "served"))
     assert "vectors float32" in capsys.readouterr().out
-    recipe.main(str(tmp_path / "model"), "mine", vectors=recipe.VectorFlags("piece"), output=str(tmp_path / "served"))
+    assert not list(tmp_path.glob("served/mine/*/assets.extra/ids.tflite"))
+    pieces = recipe.VectorFlags("piece")
+    recipe.main(str(tmp_path / "model"), "mine", vectors=pieces, litert=True, output=str(tmp_path / "served"))
+    assert (tmp_path / "served" / "mine" / "3" / "assets.extra" / "ids.tflite").exists()
     padding = json.loads((tmp_path / "served" / "mine" / "3" / "assets.extra" / "padding.json").read_text())
     assert padding.keys() == {"serving_default", "pairs", "attention"}
     assert "[CLS], the, " not in (shown := capsys.readouterr().out) and "pieces string" in shown and "[CLS]" in shown
     with pytest.raises(ValueError, match="--threshold 1.0: expected a BertSpanPredictor, .* is a BertPretrainer"):
         recipe.main(str(tmp_path / "model"), "mine", threshold=1.0)
+    expected = "--litert True: expected a BertClassifier or BertRegressor, or --vectors.unit, .* is a BertPretrainer"
+    with pytest.raises(ValueError, match=expected):
+        recipe.main(str(tmp_path / "model"), "mine", litert=True)
+    with pytest.raises(ValueError, match="--litert --precision bfloat16: LiteRT's weights are float32"):
+        recipe.main(str(tmp_path / "model"), "mine", litert=True, precision="bfloat16")
     with pytest.raises(ValueError, match="expected --vectors.unit beside it"):
         recipe.main(str(tmp_path / "model"), "mine", vectors=recipe.VectorFlags(layers=(1,)))
 

@@ -1,6 +1,6 @@
 """What comes alone is answered by LiteRT, as the SavedModel it lies in answers, and by nothing else."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import keras
@@ -14,6 +14,7 @@ from kbert.model.features import BertFeatures
 from kbert.model.fine_tuning import BertClassifier, BertRegressor, BertTagger
 from kbert.model.pretraining import BertPretrainer
 from kbert.serving import litert
+from kbert.serving.batching import Batcher, Limits
 from kbert.serving.export import export
 from kbert.serving.models import Models, Version
 from kbert.text.wordpiece import WordPiece
@@ -61,13 +62,13 @@ def version(request, tokenizer, tmp_path_factory):
 @pytest.fixture
 def calls(monkeypatch):
     """The shapes that LiteRT is asked with."""
-    seen, call = [], litert.OneText.__call__
+    seen, call = [], litert.LiteRT.__call__
 
     def noted(self, input_ids, segment_ids):
         seen.append((input_ids.shape, int(segment_ids.sum())))
         return call(self, input_ids, segment_ids)
 
-    monkeypatch.setattr(litert.OneText, "__call__", noted)
+    monkeypatch.setattr(litert.LiteRT, "__call__", noted)
     return seen
 
 
@@ -77,7 +78,7 @@ def check_same(found, expected):
         values, one = values.numpy(), found[name]
         assert one.dtype == values.dtype
         if one.shape != values.shape:  # no padding is made here, and there for the rest of 8
-            assert not np.any(values[:, one.shape[1] :] != b"") or name == "vectors"
+            assert one.shape[1] == found["pieces"].shape[1] == np.sum(expected["pieces"].numpy() != b"")
             values = values[:, : one.shape[1]]
         if values.dtype == object:
             assert one.tolist() == values.tolist()
@@ -116,38 +117,64 @@ def test_pairs_of_unlike_counts_are_refused(version, calls):
 
 def test_many_threads_get_their_own_answers(tokenizer, tmp_path):
     version = Version(export(MODELS["classes"](), tokenizer, tmp_path, litert=True))
-    call, wrong = version.signatures["serving_default"].call, []
+    call = version.signatures["serving_default"].call
     expected = {text: call({"text": [text]})["probabilities"] for text in TEXTS}
 
     def ask(number):
         for turn in range(30):
             text = TEXTS[(number + turn) % len(TEXTS)]
-            if not np.array_equal(call({"text": [text]})["probabilities"], expected[text]):
-                wrong.append(text)
+            np.testing.assert_array_equal(call({"text": [text]})["probabilities"], expected[text])
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(ask, range(6)))  # raises what a thread raised
 
 
-@pytest.mark.parametrize("left", [0, 100, 10_000])
-def test_a_version_whose_file_is_cut_off_is_left_out(tokenizer, tmp_path, left):
+@pytest.mark.parametrize("left", [None, 0, 100, 10_000])
+def test_a_version_whose_file_is_gone_or_cut_off_is_left_out(tokenizer, tmp_path, left):
     folder = Path(export(MODELS["classes"](), tokenizer, tmp_path / "asked", litert=True))
     content = (folder / litert.FILE).read_bytes()
-    (folder / litert.FILE).write_bytes(content[:left])
+    (folder / litert.FILE).unlink()
+    if left is not None:
+        (folder / litert.FILE).write_bytes(content[:left])
     models = Models(tmp_path)
     models.look()
     assert not models.served
-    assert models.status("asked")[0]["state"] == "END"
+    [status] = models.status("asked")
+    told = "ids.tflite: not as it was written" if left is not None else "No such file or directory"
+    assert status["state"] == "END" and told in status["status"]["error_message"]
+    (folder / litert.FILE).write_bytes(content)
+    models.look()
+    assert models.served
+
+
+def test_what_is_no_version_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="reviews: expected <name>/<version>, the version a number"):
+        Version(tmp_path / "reviews")
+
+
+def test_rows_of_a_request_are_put_together_whichever_way_each_is_answered(tokenizer, tmp_path, calls):
+    version = Version(export(MODELS["pieces"](), tokenizer, tmp_path, litert=True))
+    signature, batcher = version.signatures["serving_default"], Batcher(Limits(characters=40))
+    calls.clear()  # of the warm-up
+    try:
+        texts = ["ab cd.", "one two, three four. five", "x y", "z"]
+        found = batcher.submit(signature, {"text": np.array(texts, object)}).result(60)
+    finally:
+        batcher.stop()
+    expected = version.loaded.signatures["serving_default"](text=tf.constant(texts))
+    assert [shape for shape, _ in calls] == [(1, 23)]
+    longest = found["pieces"].shape[1]
+    assert longest == 23
+    assert found["pieces"].tolist() == expected["pieces"].numpy()[:, :longest].tolist()
+    is_piece = found["pieces"] != b""
+    vectors = expected["vectors"].numpy()[:, :longest]
+    np.testing.assert_allclose(found["vectors"][is_piece], vectors[is_piece], rtol=0, atol=1e-5)
 
 
 def test_weights_are_written_once_without_it(tokenizer, tmp_path):
     folder = Path(export(MODELS["classes"](), tokenizer, tmp_path))
     assert not (folder / litert.FILE).exists()
-    assert not hasattr(tf.saved_model.load(folder), "features")
+    assert not hasattr(tf.saved_model.load(folder), "packers")
 
 
 @pytest.mark.parametrize("kind", [BertPretrainer, lambda config: BertTagger(Bert(config), 2)], ids=["blanks", "words"])
@@ -157,11 +184,12 @@ def test_what_answers_other_than_texts_is_refused(kind, tokenizer, tmp_path):
     assert not (tmp_path / "saved").exists()
 
 
-def test_half_precision_is_refused(tokenizer, tmp_path):
-    keras.config.set_dtype_policy("bfloat16")
+@pytest.mark.parametrize("policy", ["bfloat16", "mixed_bfloat16", "mixed_float16"])
+def test_half_precision_is_refused(policy, tokenizer, tmp_path):
+    keras.config.set_dtype_policy(policy)
     try:
         model = MODELS["classes"]()
-        with pytest.raises(ValueError, match="the weights are bfloat16, expected float32"):
+        with pytest.raises(ValueError, match="litert: the model computes in b?float16, expected float32"):
             export(model, tokenizer, tmp_path / "saved", litert=True)
     finally:
         keras.config.set_dtype_policy("float32")

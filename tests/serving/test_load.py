@@ -33,7 +33,10 @@ TOLERANCE = 1e-5  # rows of a batch are computed in other shapes than alone
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """Of a model, and of what it is asked; texts have 1 to `words` words, as many short ones as long ones."""
+    """Of a model, and of what it is asked; texts have 1 to `words` words, as many short ones as long ones.
+
+    litert: whether LiteRT answers those that come alone.
+    """
 
     layers: int
     hidden: int
@@ -41,10 +44,11 @@ class Size:
     requests: int
     fuzzed: int
     words: int
+    litert: bool
 
 
-SMALL = Size(layers=1, hidden=32, clients=16, requests=400, fuzzed=2000, words=200)
-FULL = Size(layers=6, hidden=384, clients=64, requests=20_000, fuzzed=10_000, words=2000)
+SMALL = Size(layers=1, hidden=32, clients=16, requests=400, fuzzed=2000, words=200, litert=True)
+FULL = Size(layers=6, hidden=384, clients=64, requests=20_000, fuzzed=10_000, words=2000, litert=False)
 
 
 @pytest.fixture(scope="module", params=[SMALL, pytest.param(FULL, marks=pytest.mark.long)], ids=["small", "full"])
@@ -67,7 +71,7 @@ def asked(size, tmp_path_factory):
     model, tokenizer = BertClassifier(Bert(config), num_labels=len(LABELS)), WordPiece(VOCABULARY)
     model.labels = LABELS
     folder = tmp_path_factory.mktemp("served")
-    export(model, tokenizer, folder / "mood")
+    export(model, tokenizer, folder / "mood", litert=size.litert)
     draw, classify = random.Random(1), Classify(model, tokenizer, LABELS)
     texts = [" ".join(draw.choices(WORDS, k=round(size.words ** draw.random()))) for _ in range(100)]
     answers = np.concatenate([classify([text])["probabilities"].numpy() for text in texts])

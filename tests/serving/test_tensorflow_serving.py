@@ -114,7 +114,7 @@ def exports(tmp_path_factory) -> dict[str, Exported]:
         with pytest.MonkeyPatch.context() as patch:
             # Python is asked the very questions that are exported: to trace each a second time takes as long again.
             patch.setattr("kbert.serving.export.questions", lambda *model_and_tokenizer, asked=asked: asked)
-            path = export(model, tokenizer, folder / name)
+            path = export(model, tokenizer, folder / name, litert=name == "classifier")
         exports[name] = Exported(path, {n: f for question in asked for n, f in question.signatures().items()})
     return exports
 

@@ -12,9 +12,9 @@ def prepare(job):
     import numpy as np
     import tensorflow as tf
 
-    from kbert.serving.litert import OneText
+    from kbert.serving.litert import LiteRT
 
-    call, ids = OneText(Path(job["litert"])), np.array(job["rows"], np.int32)
+    call, ids = LiteRT(Path(job["litert"])), np.array(job["rows"], np.int32)
     segments = np.zeros_like(ids)
     about = {"versions": f"tensorflow {tf.__version__}", "check": checked(call(ids, segments)["sequence_output"][:, 0])}
     return about, repeated(lambda: call(ids, segments))
