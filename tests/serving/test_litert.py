@@ -1,5 +1,7 @@
 """What comes alone is answered by LiteRT, as the SavedModel it lies in answers, and by nothing else."""
 
+import functools
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -53,10 +55,25 @@ def tokenizer():
     return WordPiece(VOCABULARY)
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def version(request, tokenizer, tmp_path_factory):
-    folder = export(MODELS[request.param](), tokenizer, tmp_path_factory.mktemp("saved"), litert=True)
-    return Version(folder)
+SHORT = ("classes", "pieces")
+
+
+@pytest.fixture(scope="module")
+def exported(tokenizer, tmp_path_factory):
+    """The folder of a model's only version, made once."""
+
+    @functools.cache
+    def of(name):
+        return Path(export(MODELS[name](), tokenizer, tmp_path_factory.mktemp("saved"), litert=True))
+
+    return of
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=() if name in SHORT else pytest.mark.long) for name in MODELS]
+)
+def version(request, exported):
+    return Version(exported(request.param))
 
 
 @pytest.fixture
@@ -115,8 +132,8 @@ def test_pairs_of_unlike_counts_are_refused(version, calls):
     assert not calls
 
 
-def test_many_threads_get_their_own_answers(tokenizer, tmp_path):
-    version = Version(export(MODELS["classes"](), tokenizer, tmp_path, litert=True))
+def test_many_threads_get_their_own_answers(exported):
+    version = Version(exported("classes"))
     call = version.signatures["serving_default"].call
     expected = {text: call({"text": [text]})["probabilities"] for text in TEXTS}
 
@@ -130,8 +147,8 @@ def test_many_threads_get_their_own_answers(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("left", [None, 0, 100, 10_000])
-def test_a_version_whose_file_is_gone_or_cut_off_is_left_out(tokenizer, tmp_path, left):
-    folder = Path(export(MODELS["classes"](), tokenizer, tmp_path / "asked", litert=True))
+def test_a_version_whose_file_is_gone_or_cut_off_is_left_out(exported, tmp_path, left):
+    folder = Path(shutil.copytree(exported("classes"), tmp_path / "asked" / "1"))
     content = (folder / litert.FILE).read_bytes()
     (folder / litert.FILE).unlink()
     if left is not None:
@@ -152,8 +169,8 @@ def test_what_is_no_version_is_refused(tmp_path):
         Version(tmp_path / "reviews")
 
 
-def test_rows_of_a_request_are_put_together_whichever_way_each_is_answered(tokenizer, tmp_path, calls):
-    version = Version(export(MODELS["pieces"](), tokenizer, tmp_path, litert=True))
+def test_rows_of_a_request_are_put_together_whichever_way_each_is_answered(exported, calls):
+    version = Version(exported("pieces"))
     signature, batcher = version.signatures["serving_default"], Batcher(Limits(characters=40))
     calls.clear()  # of the warm-up
     try:
