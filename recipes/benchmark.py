@@ -141,7 +141,7 @@ def inference(
             chosen.pop("kbert, LiteRT", None)  # which answers one at a time
         if "kbert, LiteRT" in chosen:
             job["litert"] = str(Path(folder) / "encoder.tflite")
-            jobs.write_litert(encoder, Path(job["litert"]))
+            jobs.write_encoder_of_row(encoder, Path(job["litert"]))
         title = f"Encoder, {batch_size} sequences of {min(lengths)} to {max(lengths)} tokens"
         compare(chosen, job, turns, Work(title, sum(lengths), jobs.operations_of_encoder(config, lengths)))
 

@@ -88,20 +88,16 @@ def main(
     trained, tokenizer = kbert.load(model, lower_case=lower_case)
     if vectors.unit is not None:
         trained = kbert.BertFeatures(trained.bert, **asdict(vectors))
-    given = (("k", k), ("threshold", threshold), ("litert", litert or None))
-    options = {name: value for name, value in given if value is not None}
+    options = {name: value for name, value in (("k", k), ("threshold", threshold)) if value is not None}
     kind = type(trained).__name__
     fits = {"k": "masked_lm_loss" in trained.loss_names, "threshold": kind == "BertSpanPredictor"}
-    fits["litert"] = kind in ("BertClassifier", "BertRegressor", "BertFeatures")
-    expected = {"k": "BertPretrainer with masked LM", "threshold": "BertSpanPredictor"}
-    expected["litert"] = "BertClassifier or BertRegressor, or --vectors.unit"
-    for flag, value in options.items():
-        if not fits[flag]:
-            raise ValueError(f"--{flag} {value}: expected a {expected[flag]}, {model} is a {kind}")
+    for flag, expected in (("k", "BertPretrainer with masked LM"), ("threshold", "BertSpanPredictor")):
+        if flag in options and not fits[flag]:
+            raise ValueError(f"--{flag} {options[flag]}: expected a {expected}, {model} is a {kind}")
     if lacks_instructions(precision):
         report.CONSOLE.print(f"this CPU has no instructions for {precision}: it would answer sooner in float32")
     with report.CONSOLE.status("Writing the SavedModel"):
-        path = kbert.export(trained, tokenizer, Path(output) / name, **options)
+        path = kbert.export(trained, tokenizer, Path(output) / name, litert=litert, **options)
     with one_at_a_time(output):
         write_whole(Path(output) / "models.config", models_config(output).encode())
     signatures, asked, answer = ask(path)

@@ -90,7 +90,7 @@ def write_model(folder: Path, start: str | None, size: str, labels: int = 0, seq
     return model, tokenizer
 
 
-def write_litert(encoder, path: Path) -> None:
+def write_encoder_of_row(encoder, path: Path) -> None:
     """A Bert's vectors of one text, as LiteRT computes them."""
     from kbert.model.kernels import weights_final
     from kbert.serving import litert

@@ -67,9 +67,10 @@ def check_litert(question) -> None:
     """Raises ValueError for a question on other than texts and pairs, and for products in half precision."""
     if not isinstance(question, OfText):
         kind = type(question.model).__name__
-        raise ValueError(f"litert: the model is a {kind}, expected a BertClassifier, BertRegressor or BertFeatures")
+        expected = "a BertClassifier, a BertRegressor or a BertFeatures (--vectors.unit)"
+        raise ValueError(f"--litert: the model is a {kind}, expected {expected}")
     if question.model.bert.compute_dtype != "float32":
-        raise ValueError(f"litert: the model computes in {question.model.bert.compute_dtype}, expected float32")
+        raise ValueError(f"--litert: the model computes in {question.model.bert.compute_dtype}, expected float32")
 
 
 def check_name(name: str) -> None:

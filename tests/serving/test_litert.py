@@ -132,6 +132,14 @@ def test_pairs_of_unlike_counts_are_refused(version, calls):
     assert not calls
 
 
+def test_a_gpu_answers_what_comes_alone_itself(exported, calls, monkeypatch):
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["a GPU"])
+    version = Version(exported("classes"))
+    found = version.signatures["serving_default"].call({"text": ["x"]})
+    check_same(found, version.loaded.signatures["serving_default"](text=tf.constant(["x"])))
+    assert not calls
+
+
 def test_many_threads_get_their_own_answers(exported):
     version = Version(exported("classes"))
     call = version.signatures["serving_default"].call
@@ -196,7 +204,7 @@ def test_weights_are_written_once_without_it(tokenizer, tmp_path):
 
 @pytest.mark.parametrize("kind", [BertPretrainer, lambda config: BertTagger(Bert(config), 2)], ids=["blanks", "words"])
 def test_what_answers_other_than_texts_is_refused(kind, tokenizer, tmp_path):
-    with pytest.raises(ValueError, match="litert: the model is a Bert(Pretrainer|Tagger), expected a BertClassifier"):
+    with pytest.raises(ValueError, match="--litert: the model is a Bert(Pretrainer|Tagger), expected a BertClassifier"):
         export(kind(BertConfig(**CONFIG)), tokenizer, tmp_path / "saved", litert=True)
     assert not (tmp_path / "saved").exists()
 
@@ -206,7 +214,7 @@ def test_half_precision_is_refused(policy, tokenizer, tmp_path):
     keras.config.set_dtype_policy(policy)
     try:
         model = MODELS["classes"]()
-        with pytest.raises(ValueError, match="litert: the model computes in b?float16, expected float32"):
+        with pytest.raises(ValueError, match="--litert: the model computes in b?float16, expected float32"):
             export(model, tokenizer, tmp_path / "saved", litert=True)
     finally:
         keras.config.set_dtype_policy("float32")
