@@ -1,10 +1,13 @@
 """kbert: raw text to a pre-trained BERT, to a task model, to a SavedModel that answers.
 
 `import kbert` loads neither Keras nor TensorFlow; each public name loads its own module on first use.
+It has TensorFlow keep memory between steps (`kbert.allocator`).
 """
 
 import os
 from importlib import import_module
+
+from kbert import allocator as _allocator  # noqa: F401, which changes the environment
 
 _MODULES = {
     "BertConfig": "kbert.config",

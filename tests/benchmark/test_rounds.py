@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from kbert import allocator
 from kbert.benchmark import jobs
 from kbert.benchmark.rounds import SYSTEMS, Result, System, best_forms, first_with, in_turn, ratio
 from kbert.benchmark.tables import Work, tell
@@ -46,7 +47,7 @@ def prepare(job):
             raise RuntimeError("out of luck")
         return {"seconds": job["seconds"] * count}
 
-    return {"check": job["check"]}, work
+    return {"check": job["check"], "environment": sorted(os.environ)}, work
 
 serve(prepare)
 """
@@ -83,6 +84,16 @@ def test_apart_each_begins_anew_for_each_round_and_has_ended_before_the_next(sys
     assert [[one["seconds"] for one in result.rounds] for result in results] == [[1.0] * 3, [], [1.0] * 3]
     assert results[0].peak_bytes > 1e6 and results[1].reason == "RuntimeError: out of luck"
     assert done[-1] == (9, 9)
+
+
+def test_what_kbert_adds_to_the_environment_is_not_for_others(system, monkeypatch):
+    of_kbert = allocator.ADDED or dict(list(allocator.KEEPING.items())[:1])  # none are added where a parent did so
+    monkeypatch.setattr("kbert.benchmark.rounds.ADDED", of_kbert)
+    for name in allocator.KEEPING:
+        monkeypatch.setenv(name, "1")  # those that kbert did not add are the user's, for all
+    (result,) = in_turn([system("a")], 1)
+    told = result.about["environment"]
+    assert {name for name in allocator.KEEPING if name in told} == set(allocator.KEEPING) - set(of_kbert)
 
 
 def test_who_lacks_a_library_or_fails_is_named_and_the_others_go_on(system):
