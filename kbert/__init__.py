@@ -1,13 +1,13 @@
 """kbert: raw text to a pre-trained BERT, to a task model, to a SavedModel that answers.
 
 `import kbert` loads neither Keras nor TensorFlow; each public name loads its own module on first use.
-It has TensorFlow keep memory between steps (`kbert.allocator`).
+It asks TensorFlow for oneDNN on every x86 CPU (`kbert.environment`), which counts if it is imported first.
 """
 
 import os
 from importlib import import_module
 
-from kbert import allocator as _allocator  # noqa: F401, which changes the environment
+from kbert import environment as _environment  # noqa: F401, which has to come before TensorFlow
 
 _MODULES = {
     "BertConfig": "kbert.config",

@@ -15,8 +15,8 @@ RECIPES = sorted((REPOSITORY / "recipes").glob("*.py"))
 
 # What modules whose names begin with the left side may import of kbert; the longest left side that fits counts.
 ALLOWED = {
-    "kbert": ["kbert.allocator"],  # its public names load lazily
-    "kbert.allocator": [],
+    "kbert": ["kbert.environment"],  # its public names load lazily
+    "kbert.environment": [],
     "kbert.command_line": [],
     "kbert.whole_file": [],
     "kbert.config": ["kbert.whole_file"],
@@ -43,7 +43,7 @@ ALLOWED = {
     "kbert.serving.answers": ["kbert.whole_file"],
     "kbert.model_directory": ["kbert.config", "kbert.text", "kbert.model", "kbert.weights", "kbert.whole_file"],
     "kbert.benchmark": [
-        "kbert.allocator",
+        "kbert.environment",
         "kbert.benchmark",
         "kbert.config",
         "kbert.text",
@@ -61,7 +61,7 @@ FRAMEWORKS = {"tensorflow", "tensorflow_text", "keras", "keras_hub", "keras_nlp"
 # The frameworks that each may import; "kbert" itself, its config and the command line start without any.
 ALLOWED_FRAMEWORKS = {
     "kbert": set(),
-    "kbert.allocator": set(),
+    "kbert.environment": set(),
     "kbert.command_line": set(),
     "kbert.whole_file": set(),
     "kbert.report": set(),

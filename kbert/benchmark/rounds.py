@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kbert.allocator import ADDED
+from kbert.environment import ADDED
 
 TOLERANCE = 1e-3  # of answers, between systems that compute the same
 SYSTEMS = Path(__file__).parent / "systems"
@@ -128,7 +128,7 @@ class _Process:
         command = [system.python, str(SYSTEMS / f"{system.script}.py")]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
         # A session of its own, as what it starts has to end with it, or it would work on beside the others.
-        # Others keep memory as they do by themselves; kbert's scripts import it, and so have what it adds.
+        # Others multiply as they do by themselves; kbert's scripts import it, and so have what it adds.
         usual = {name: value for name, value in os.environ.items() if name not in ADDED}
         environment = usual | GROWING | system.environment
         self.process = subprocess.Popen(command, text=True, start_new_session=True, env=environment, **pipes)

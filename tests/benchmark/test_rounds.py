@@ -9,7 +9,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from kbert import allocator
 from kbert.benchmark import jobs
 from kbert.benchmark.rounds import SYSTEMS, Result, System, best_forms, first_with, in_turn, ratio
 from kbert.benchmark.tables import Work, tell
@@ -87,13 +86,12 @@ def test_apart_each_begins_anew_for_each_round_and_has_ended_before_the_next(sys
 
 
 def test_what_kbert_adds_to_the_environment_is_not_for_others(system, monkeypatch):
-    of_kbert = allocator.ADDED or dict(list(allocator.KEEPING.items())[:1])  # none are added where a parent did so
-    monkeypatch.setattr("kbert.benchmark.rounds.ADDED", of_kbert)
-    for name in allocator.KEEPING:
-        monkeypatch.setenv(name, "1")  # those that kbert did not add are the user's, for all
+    for name in ("ADDED_BY_KBERT", "SET_BY_USER"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setattr("kbert.benchmark.rounds.ADDED", {"ADDED_BY_KBERT": "1"})
     (result,) = in_turn([system("a")], 1)
     told = result.about["environment"]
-    assert {name for name in allocator.KEEPING if name in told} == set(allocator.KEEPING) - set(of_kbert)
+    assert "SET_BY_USER" in told and "ADDED_BY_KBERT" not in told
 
 
 def test_who_lacks_a_library_or_fails_is_named_and_the_others_go_on(system):
