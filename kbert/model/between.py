@@ -61,3 +61,12 @@ def cross_entropy(logits, labels):
     label_logit = ops.take_along_axis(logits, labels, axis=-1)
     correct = ops.cast(label_logit >= largest, "float32")
     return (log_total - label_logit)[..., 0], correct[..., 0]
+
+
+def tied_logits(vectors, table, bias):  # [R, H], [V, H], [V] -> [R, V], float32
+    return ops.add(ops.cast(ops.matmul(vectors, ops.transpose(table)), "float32"), bias)
+
+
+def tied_cross_entropy(vectors, table, bias, labels):
+    """cross_entropy of the tied_logits, [R, H], [V, H], [V], [R] -> 2 x [R]."""
+    return cross_entropy(tied_logits(vectors, table, bias), labels)

@@ -8,7 +8,7 @@ from keras import ops
 from kbert.config import BertConfig
 from kbert.model.base import Model
 from kbert.model.bert import Bert, gather_positions, new_dense, new_layer_norm
-from kbert.model.between import ACTIVATIONS, cross_entropy
+from kbert.model.between import ACTIVATIONS, cross_entropy, tied_cross_entropy, tied_logits
 from kbert.training.metrics import Mean
 
 
@@ -76,6 +76,8 @@ class BertPretrainer(Model):
             vectors = outputs.get("position_output")
             if vectors is None:
                 vectors = gather_positions(outputs["sequence_output"], features["masked_lm_positions"])
+            vectors = self.masked_lm_norm(self.activation(self.masked_lm_dense(vectors)))
+            outputs["masked_lm_vectors"] = vectors
             outputs["masked_lm_logits"] = self.masked_lm_logits(vectors)
         if self.next_sentence:
             logits = self.next_sentence_dense(outputs["pooled_output"])
@@ -91,11 +93,13 @@ class BertPretrainer(Model):
 
     def masked_lm_logits(self, vectors):  # [B, P, H] -> [B, P, V]
         batch, predictions, hidden = ops.shape(vectors)
-        vectors = ops.reshape(vectors, (-1, hidden))
-        vectors = self.masked_lm_norm(self.activation(self.masked_lm_dense(vectors)))
-        logits = ops.matmul(vectors, ops.transpose(self.bert.embeddings.token_embeddings))
-        logits = ops.add(ops.cast(logits, "float32"), self.masked_lm_bias)
+        logits = tied_logits(ops.reshape(vectors, (-1, hidden)), *self.tied)
         return ops.reshape(logits, (batch, predictions, -1))
+
+    @property
+    def tied(self):
+        """What the masked-LM head multiplies by and adds, [V, H] and [V]."""
+        return self.bert.embeddings.token_embeddings, self.masked_lm_bias
 
     def weights_of(self, features):
         weights = {}
@@ -110,9 +114,12 @@ class BertPretrainer(Model):
     def totals(self, features, outputs):
         totals = {}
         if self.masked_lm:
-            weight = ops.cast(features["masked_lm_weights"], "float32")
-            logits, ids = outputs["masked_lm_logits"], features["masked_lm_ids"]
-            loss, correct = self.bert.piece(cross_entropy, (logits,), (ids,))
+            weight = ops.reshape(ops.cast(features["masked_lm_weights"], "float32"), -1)
+            ids = ops.reshape(features["masked_lm_ids"], -1)
+            # Not of the logits: a step computes the gradient of both together, and TensorFlow no logits twice.
+            vectors = ops.reshape(outputs["masked_lm_vectors"], (-1, self.config.hidden_size))
+            table, bias = (ops.convert_to_tensor(one) for one in self.tied)
+            loss, correct = self.bert.piece(tied_cross_entropy, (vectors, ops.cast(table, vectors.dtype), bias), (ids,))
             totals |= {"masked_lm_loss": ops.sum(loss * weight), "masked_lm_accuracy": ops.sum(correct * weight)}
         if self.next_sentence:
             loss, correct = cross_entropy(outputs["next_sentence_logits"], features["next_sentence_labels"])

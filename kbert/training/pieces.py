@@ -44,7 +44,6 @@ def piece_of(in_pieces: bool, whole: bool):
 
 
 VECTOR_WIDTH = "--xla_cpu_prefer_vector_width"
-PARTS_OF_ROW = 16  # of 8 to 32 the fastest, 1,280 rows of 30,522
 
 
 def use_wide_vectors():
@@ -124,6 +123,8 @@ def _computed(ways: Ways, inputs, others):
 def compiled(function, *constants: tuple) -> Ways:
     """Its ways as graphs that XLA compiles, once for each shape."""
     found = WAYS.get(function, ways)(function, dict(constants))
+    if function in MULTIPLY:
+        return found
     return Ways(*(tf.function(one, autograph=False, jit_compile=True) for one in found))
 
 
@@ -155,18 +156,8 @@ def column_sums(x):  # [..., N] -> [N]; as a product XLA would fuse it with what
     return tf.reduce_sum(tf.reshape(x, [-1, x.shape[-1]]), axis=0)
 
 
-def exponentials_sum(x, largest):  # [..., N] with N known, [..., 1] -> [..., 1]
-    """The sum of exp(x - largest): as one of parts of a row, as XLA would write each exponential to memory for it."""
-    width = -(-x.shape[-1] // PARTS_OF_ROW)
-    total = 0.0
-    for end in range(width, x.shape[-1], width):
-        total += tf.exp(x[..., end - width : end] - largest)
-    rest = tf.exp(x[..., -width:] - largest)  # of the same width: what it shares with the part before is left out
-    return row_sums(total + tf.where(tf.range(width) >= -x.shape[-1] % width, rest, 0.0))
-
-
 def row_maxima(x):  # [..., N] -> [..., 1]
-    """So too its maximum, unless halves are compared as vectors; not where batches are of any length."""
+    """Its maximum it finds so too, unless halves are compared as vectors; not where batches are of any length."""
     while (x.shape[-1] or 0) > 16:
         half = (x.shape[-1] + 1) // 2  # of an odd number both hold the one in the middle
         x = tf.maximum(x[..., :half], x[..., -half:])
@@ -227,27 +218,48 @@ def normed_sum_ways(function, constants):
     return Ways(forward, backward)
 
 
-def cross_entropy_ways(function, constants):
-    """Of cross_entropy: of the softmax each row's maximum and sum are kept."""
+def tied_cross_entropy_ways(function, constants):
+    """Of tied_cross_entropy: of each row of logits the exponentials are kept, [R, V], which are its softmax but for a
+    factor. In the gradients' products that is left to rows of H, and what labels change too: a pass over [R, V] less.
+    """
 
     def forward(inputs, others):
-        (logits,), (labels,) = inputs, others
-        largest = tf.reduce_max(logits, axis=-1, keepdims=True)
-        total = exponentials_sum(logits, largest)
-        of_label = tf.gather(logits, tf.cast(labels, tf.int32)[..., None], batch_dims=labels.shape.rank)
-        correct = tf.cast(of_label >= largest, tf.float32)
-        return ((tf.math.log(total) + largest - of_label)[..., 0], correct[..., 0]), (largest, 1 / total)
+        return _exponentials(between.tied_logits(*inputs), tf.cast(others[0], tf.int32))
 
     def backward(inputs, others, outputs, kept, gradients):
-        (logits,), (labels,), (largest, inverse) = inputs, others, kept
-        gradient = gradients[0][..., None]
-        rows = tf.reshape(tf.exp(logits - largest) * (inverse * gradient), [-1, logits.shape[-1]])
-        # Only there where the labels are: to compare each class with them takes as long as the rest.
-        places = tf.stack([tf.range(tf.shape(rows)[0]), tf.reshape(tf.cast(labels, tf.int32), [-1])], axis=1)
-        rows = tf.tensor_scatter_nd_sub(rows, places, tf.reshape(gradient, [-1]))
-        return (tf.reshape(rows, tf.shape(logits)),)
+        (vectors, table, _), (exponentials, inverse) = inputs, kept
+        labels, gradient = tf.cast(others[0], tf.int32)[:, None], gradients[0][:, None]
+        factors = inverse * gradient
+        if vectors.dtype != tf.float32:  # of a likelihood near 1 less 1 rounding would leave nothing
+            rows = _softmax_gradient(exponentials, factors, labels, gradient)
+            narrow = tf.cast(rows, vectors.dtype)
+            of_table = tf.matmul(vectors, narrow, transpose_a=True)
+            return tf.matmul(narrow, table), tf.transpose(of_table), tf.reduce_sum(rows, axis=0)
+        of_vectors = tf.matmul(exponentials, table) * factors - tf.gather(table, labels[:, 0]) * gradient
+        of_table = tf.transpose(tf.matmul(vectors * factors, exponentials, transpose_a=True))
+        of_bias = tf.matmul(factors, exponentials, transpose_a=True)[0]
+        of_table = tf.tensor_scatter_nd_sub(of_table, labels, vectors * gradient)
+        return of_vectors, of_table, tf.tensor_scatter_nd_sub(of_bias, labels, gradient[:, 0])
 
     return Ways(forward, backward)
+
+
+@functools.partial(tf.function, autograph=False, jit_compile=True)
+def _exponentials(logits, labels):
+    """cross_entropy of the logits; their exponentials by the largest of a row, and one by the row's sum of them."""
+    largest = tf.reduce_max(logits, axis=-1, keepdims=True)
+    found = tf.exp(logits - largest)
+    total = row_sums(found)
+    of_label = tf.gather(logits, labels[:, None], batch_dims=1)
+    correct = tf.cast(of_label >= largest, tf.float32)
+    return ((tf.math.log(total) + largest - of_label)[:, 0], correct[:, 0]), (found, 1 / total)
+
+
+@functools.partial(tf.function, autograph=False, jit_compile=True)
+def _softmax_gradient(exponentials, factors, labels, gradient):
+    # Only there where the labels are: to compare each class with them takes as long as the rest.
+    places = tf.concat([tf.range(tf.shape(labels)[0])[:, None], labels], axis=1)
+    return tf.tensor_scatter_nd_sub(exponentials * factors, places, gradient[:, 0])
 
 
 def gelu_ways(distribution, density):
@@ -278,8 +290,9 @@ STEEPNESS = (8 / math.pi) ** 0.5
 WAYS = {
     between.attention_weights: attention_ways,
     between.normed_sum: normed_sum_ways,
-    between.cross_entropy: cross_entropy_ways,
+    between.tied_cross_entropy: tied_cross_entropy_ways,
 }
+MULTIPLY = {between.tied_cross_entropy}  # have products, which are not compiled
 UNCOMPILED = {
     between.normed_sum: normed_sum_ways,
     between.ACTIVATIONS["gelu_tanh"]: gelu_ways(
