@@ -8,7 +8,7 @@ from keras import ops
 from kbert.config import BertConfig
 from kbert.model.base import Model
 from kbert.model.bert import Bert, gather_positions, new_dense, new_layer_norm
-from kbert.model.between import ACTIVATIONS, cross_entropy, tied_cross_entropy, tied_logits
+from kbert.model.between import ACTIVATIONS, cross_entropy, directly, tied_cross_entropy, tied_logits
 from kbert.training.metrics import Mean
 
 
@@ -114,17 +114,24 @@ class BertPretrainer(Model):
     def totals(self, features, outputs):
         totals = {}
         if self.masked_lm:
-            weight = ops.reshape(ops.cast(features["masked_lm_weights"], "float32"), -1)
-            ids = ops.reshape(features["masked_lm_ids"], -1)
-            # Not of the logits: a step computes the gradient of both together, and TensorFlow no logits twice.
-            vectors = ops.reshape(outputs["masked_lm_vectors"], (-1, self.config.hidden_size))
-            table, bias = (ops.convert_to_tensor(one) for one in self.tied)
-            loss, correct = self.bert.piece(tied_cross_entropy, (vectors, ops.cast(table, vectors.dtype), bias), (ids,))
+            weight = ops.cast(features["masked_lm_weights"], "float32")
+            loss, correct = self.masked_lm_loss(outputs, features["masked_lm_ids"])
             totals |= {"masked_lm_loss": ops.sum(loss * weight), "masked_lm_accuracy": ops.sum(correct * weight)}
         if self.next_sentence:
             loss, correct = cross_entropy(outputs["next_sentence_logits"], features["next_sentence_labels"])
             totals |= {"next_sentence_loss": ops.sum(loss), "next_sentence_accuracy": ops.sum(correct)}
         return totals
+
+    def masked_lm_loss(self, outputs, ids):
+        """cross_entropy of the masked-LM logits, 2 x [B, P]."""
+        if self.bert.piece is directly:
+            return cross_entropy(outputs["masked_lm_logits"], ids)
+        # A step has a gradient for the loss and the product before it together. No logits are made twice in its graph.
+        vectors = ops.reshape(outputs["masked_lm_vectors"], (-1, self.config.hidden_size))
+        table, bias = (ops.convert_to_tensor(one) for one in self.tied)
+        inputs = vectors, ops.cast(table, vectors.dtype), bias
+        found = self.bert.piece(tied_cross_entropy, inputs, (ops.reshape(ids, -1),))
+        return [ops.reshape(one, ops.shape(ids)) for one in found]
 
     def get_config(self):
         return {**super().get_config(), "config": self.config.to_dict(), **self.arguments}

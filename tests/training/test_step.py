@@ -197,9 +197,11 @@ def test_layers_are_compiled_in_pieces_and_what_is_computed_twice_as_a_whole(mon
     # Attention, sums with their LayerNorms, the activation and the loss, for all layers and models alike, and what
     # ends the embeddings: a sum and its dropout.
     assert len(made) == 6
-    # The last layer has batches of its own for attention, sums and the activation.
-    traced = [{one.experimental_get_tracing_count() for one in both} for both in made]
-    assert sorted(traced, key=max) == [{1}] * 3 + [{2}] * 3
+    # The last layer has batches of its own for attention, sums and the activation; the loss compiles a part of itself.
+    traced = [
+        {one.experimental_get_tracing_count() for one in both if hasattr(one, "get_concrete_function")} for both in made
+    ]
+    assert sorted(traced, key=lambda counts: max(counts, default=0)) == [set()] + [{1}] * 2 + [{2}] * 3
     once.compile(new_optimizer(), jit_compile=False)
     assert not once.compiled_by_xla and once.bert.piece is pieces.uncompiled_piece
     with pytest.raises(ValueError, match="jit_compile is 'whole', expected 'auto', 'pieces', True or False"):
