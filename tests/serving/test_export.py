@@ -412,8 +412,11 @@ def test_the_recipe_exports_a_model_directory_and_shows_what_it_answers(model, t
     "new_model",
     [
         BertPretrainer,
-        lambda config: BertSpanPredictor(Bert(config)),
-        lambda config: BertLSTMTagger(Bert(config), num_labels=3, layers=(-1,), lstm_units=8),
+        pytest.param(lambda config: BertSpanPredictor(Bert(config)), marks=pytest.mark.long),
+        pytest.param(
+            lambda config: BertLSTMTagger(Bert(config), num_labels=3, layers=(-1,), lstm_units=8),
+            marks=pytest.mark.long,
+        ),
         pytest.param(lambda config: BertClassifier(Bert(config), num_labels=3), marks=pytest.mark.long),
         pytest.param(lambda config: BertRegressor(Bert(config)), marks=pytest.mark.long),
         pytest.param(lambda config: BertTagger(Bert(config), num_labels=3), marks=pytest.mark.long),

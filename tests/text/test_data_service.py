@@ -95,6 +95,7 @@ def test_a_server_of_other_text_is_refused_and_one_that_is_not_there_is_done_wit
     assert_told_and_made_here(source, batch_of(text_source(tmp_path)), told, capfd)
 
 
+@pytest.mark.long
 def test_a_server_that_comes_back_with_other_flags_is_not_listened_to(server, serving, tmp_path, capfd):
     process, address = server
     source = text_source(tmp_path)

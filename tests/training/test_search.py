@@ -88,7 +88,7 @@ def test_a_finished_search_does_no_work(whole):
     assert (again.models, again.asked, again.saved) == (0, [], [])
 
 
-@pytest.mark.parametrize("damaged", [False, True])
+@pytest.mark.parametrize("damaged", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_stopped_search_goes_on_and_ends_the_same(whole, tmp_path, damaged):
     stopped = Searched(tmp_path, stop_at=(1, 3))
     with pytest.raises(Exception, match="Stop"):

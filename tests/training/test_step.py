@@ -99,7 +99,7 @@ def test_arrays_are_shuffled_and_datasets_are_not(monkeypatch, model):
     assert not told["shuffle"]
 
 
-@pytest.mark.parametrize("how", [False, "auto", True])
+@pytest.mark.parametrize("how", [False, "auto", pytest.param(True, marks=pytest.mark.long)])
 def test_batches_of_several_lengths_share_one_graph_whichever_comes_first(monkeypatch, how):
     model, traced = new_model(), []
     model.compile(new_optimizer(), jit_compile=how)
