@@ -10,6 +10,7 @@ from kbert.environment import WANTED
 
 pytestmark = pytest.mark.skipif(not WANTED, reason="no x86 CPU")
 
+VARIABLE = "TF_ENABLE_ONEDNN_OPTS"
 # Pages that the system hands out for ten sums of 64 MB each, after two.
 COUNT_PAGES = """
 import resource
@@ -34,9 +35,10 @@ print(int("_Mkl" in str(context.context().export_run_metadata())))
 
 
 def told(code: str, **environment: str) -> int:
+    value = environment.get(VARIABLE, "1")  # which some CPUs have oneDNN without
     usual = {name: value for name, value in os.environ.items() if name not in WANTED}
     run = subprocess.run(
-        [sys.executable, "-c", "import kbert" + code],
+        [sys.executable, "-c", f"import kbert, os; assert os.environ['{VARIABLE}'] == '{value}'{code}"],
         env=usual | environment,
         capture_output=True,
         text=True,

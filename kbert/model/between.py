@@ -1,4 +1,4 @@
-"""What is between a model's matrix products, as functions without a state.
+"""What is between a model's matrix products, and of the loss the one before it, as functions without a state.
 
 Each is called through a `piece`: `directly`, or as a step does that has ways of its own for them
 (kbert/training/pieces.py).

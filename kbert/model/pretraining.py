@@ -17,9 +17,10 @@ class BertPretrainer(Model):
     """A Bert with the two heads of pre-training, or one of them, or none where it is only a place for the Bert.
 
     Called with Bert's features and `masked_lm_positions` [B, P]; returns, with `masked_lm`, `masked_lm_logits`
-    [B, P, V] and, with `next_sentence`, `next_sentence_logits` [B, 2] (index 1 = random), both float32, and the outputs
-    of Bert that it has: those that the heads read alone, unless more is asked for. Its losses also need
-    `masked_lm_ids`, `masked_lm_weights` [B, P] and `next_sentence_labels` [B].
+    [B, P, V] and the `masked_lm_vectors` [B, P, H] that they are products of, with `next_sentence`,
+    `next_sentence_logits` [B, 2] (index 1 = random), both logits float32, and the outputs of Bert that it has: those
+    that the heads read alone, unless more is asked for. Its losses also need `masked_lm_ids`, `masked_lm_weights`
+    [B, P] and `next_sentence_labels` [B].
     `masked_lm_changes` are the fields of the config in which the masked-LM head differs, as that of keras-hub does.
     Raises ValueError if `next_sentence` is asked of a config without a pooler.
     """
@@ -76,7 +77,7 @@ class BertPretrainer(Model):
             vectors = outputs.get("position_output")
             if vectors is None:
                 vectors = gather_positions(outputs["sequence_output"], features["masked_lm_positions"])
-            vectors = self.masked_lm_norm(self.activation(self.masked_lm_dense(vectors)))
+            vectors = self.masked_lm_vectors(vectors)
             outputs["masked_lm_vectors"] = vectors
             outputs["masked_lm_logits"] = self.masked_lm_logits(vectors)
         if self.next_sentence:
@@ -90,6 +91,11 @@ class BertPretrainer(Model):
             return self.next_sentence
         predictions, length = (features[name].shape[1] for name in ("masked_lm_positions", "input_ids"))
         return predictions is not None and length is not None and predictions + 1 < length
+
+    def masked_lm_vectors(self, vectors):  # [B, P, H] -> [B, P, H]
+        rows = ops.reshape(vectors, (-1, self.config.hidden_size))
+        rows = self.masked_lm_norm(self.activation(self.masked_lm_dense(rows)))
+        return ops.reshape(rows, ops.shape(vectors))
 
     def masked_lm_logits(self, vectors):  # [B, P, H] -> [B, P, V]
         batch, predictions, hidden = ops.shape(vectors)
@@ -126,7 +132,7 @@ class BertPretrainer(Model):
         """cross_entropy of the masked-LM logits, 2 x [B, P]."""
         if self.bert.piece is directly:
             return cross_entropy(outputs["masked_lm_logits"], ids)
-        # A step has a gradient for the loss and the product before it together. No logits are made twice in its graph.
+        # A step has one gradient for the loss and the product before it. Of the logits made twice its graph drops one.
         vectors = ops.reshape(outputs["masked_lm_vectors"], (-1, self.config.hidden_size))
         table, bias = (ops.convert_to_tensor(one) for one in self.tied)
         inputs = vectors, ops.cast(table, vectors.dtype), bias

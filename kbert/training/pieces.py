@@ -1,8 +1,9 @@
 """What is between a model's matrix products in training: pieces that XLA compiles, as it does not the products.
 
 TensorFlow's own products are faster than XLA's for CPUs where they are large (197 to 165 GFLOP/s on two cores, 4,096
-rows of 768), and what is between them is slow unless it is fused. What a piece computes on the way is not kept for the
-gradient but computed again, which takes little time and saves a quarter of the memory of a Base step.
+rows of 768), and what is between them is slow unless it is fused. What a piece computes on the way, but for the loss,
+is not kept for the gradient but computed again, which takes little time and saves a quarter of the memory of a Base
+step.
 
 The pieces that take longest are written anew here, with their gradients, as XLA for CPUs is fast with them: attention's
 softmax forward and backward in 8.4 ms instead of 14.5 (32 sequences of 128, 12 heads, two cores), LayerNorm in 6.9
@@ -121,7 +122,7 @@ def _computed(ways: Ways, inputs, others):
 
 @functools.cache  # one for all models of a process: a search trains many, with the same shapes
 def compiled(function, *constants: tuple) -> Ways:
-    """Its ways as graphs that XLA compiles, once for each shape."""
+    """Its ways as graphs that XLA compiles, once for each shape; those that multiply have some for the rest."""
     found = WAYS.get(function, ways)(function, dict(constants))
     if function in MULTIPLY:
         return found
@@ -157,7 +158,7 @@ def column_sums(x):  # [..., N] -> [N]; as a product XLA would fuse it with what
 
 
 def row_maxima(x):  # [..., N] -> [..., 1]
-    """Its maximum it finds so too, unless halves are compared as vectors; not where batches are of any length."""
+    """XLA compares the numbers of a row one after the other, but not halves of it; not where lengths are unknown."""
     while (x.shape[-1] or 0) > 16:
         half = (x.shape[-1] + 1) // 2  # of an odd number both hold the one in the middle
         x = tf.maximum(x[..., :half], x[..., -half:])
@@ -227,14 +228,14 @@ def tied_cross_entropy_ways(function, constants):
         return _exponentials(between.tied_logits(*inputs), tf.cast(others[0], tf.int32))
 
     def backward(inputs, others, outputs, kept, gradients):
-        (vectors, table, _), (exponentials, inverse) = inputs, kept
+        (vectors, table, bias), (exponentials, inverse) = inputs, kept
         labels, gradient = tf.cast(others[0], tf.int32)[:, None], gradients[0][:, None]
         factors = inverse * gradient
         if vectors.dtype != tf.float32:  # of a likelihood near 1 less 1 rounding would leave nothing
             rows = _softmax_gradient(exponentials, factors, labels, gradient)
             narrow = tf.cast(rows, vectors.dtype)
             of_table = tf.matmul(vectors, narrow, transpose_a=True)
-            return tf.matmul(narrow, table), tf.transpose(of_table), tf.reduce_sum(rows, axis=0)
+            return tf.matmul(narrow, table), tf.transpose(of_table), tf.cast(tf.reduce_sum(rows, axis=0), bias.dtype)
         of_vectors = tf.matmul(exponentials, table) * factors - tf.gather(table, labels[:, 0]) * gradient
         of_table = tf.transpose(tf.matmul(vectors * factors, exponentials, transpose_a=True))
         of_bias = tf.matmul(factors, exponentials, transpose_a=True)[0]
@@ -246,7 +247,7 @@ def tied_cross_entropy_ways(function, constants):
 
 @functools.partial(tf.function, autograph=False, jit_compile=True)
 def _exponentials(logits, labels):
-    """cross_entropy of the logits; their exponentials by the largest of a row, and one by the row's sum of them."""
+    """cross_entropy of the logits; exp(logits - the largest of the row), and 1 / the row's sum of that."""
     largest = tf.reduce_max(logits, axis=-1, keepdims=True)
     found = tf.exp(logits - largest)
     total = row_sums(found)

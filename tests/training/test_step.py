@@ -182,6 +182,7 @@ def test_xla_changes_nothing_but_the_rounding(model, how, accumulation):
 def test_layers_are_compiled_in_pieces_and_what_is_computed_twice_as_a_whole(monkeypatch):
     once, twice, whole = (new_model(num_hidden_layers=2) for _ in range(3))
     made, compiled = [], pieces.compiled.__wrapped__
+    loss_graphs = pieces._exponentials.experimental_get_tracing_count()
     monkeypatch.setattr(pieces, "compiled", functools.cache(lambda *what: made.append(compiled(*what)) or made[-1]))
     twice.bert.recompute = True
     for model, jit_compile in ((once, "auto"), (twice, "auto"), (whole, True)):
@@ -198,10 +199,11 @@ def test_layers_are_compiled_in_pieces_and_what_is_computed_twice_as_a_whole(mon
     # ends the embeddings: a sum and its dropout.
     assert len(made) == 6
     # The last layer has batches of its own for attention, sums and the activation; the loss compiles a part of itself.
-    traced = [
-        {one.experimental_get_tracing_count() for one in both if hasattr(one, "get_concrete_function")} for both in made
-    ]
-    assert sorted(traced, key=lambda counts: max(counts, default=0)) == [set()] + [{1}] * 2 + [{2}] * 3
+    graphs = [both for both in made if hasattr(both.forward, "get_concrete_function")]
+    traced = [{one.experimental_get_tracing_count() for one in both} for both in graphs]
+    assert sorted(traced, key=max) == [{1}] * 2 + [{2}] * 3
+    # Once in the graphs compiled whole, and once for the others, if no test before had that.
+    assert pieces._exponentials.experimental_get_tracing_count() - loss_graphs <= 2
     once.compile(new_optimizer(), jit_compile=False)
     assert not once.compiled_by_xla and once.bert.piece is pieces.uncompiled_piece
     with pytest.raises(ValueError, match="jit_compile is 'whole', expected 'auto', 'pieces', True or False"):
