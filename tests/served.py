@@ -65,8 +65,9 @@ def hang_up(server):
 class Faulty:
     """An application whose answers to predict have the next of `faults`, while there is one.
 
-    A number of 100 or more is answered as a status, a smaller one is so many seconds late, "reset" resets the
-    connection; None is no fault. `asked` counts them, `most` is how many were under way at once.
+    A number of 100 or more is answered as a status, a smaller one is so many seconds late, a function as late as it is
+    false, "reset" resets the connection; None is no fault. `asked` counts them, `most` is how many were under way at
+    once.
     """
 
     def __init__(self, application):
@@ -82,13 +83,15 @@ class Faulty:
                 connection.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, now)
                 connection.abort()
                 return
-            if fault is not None and fault >= 100:
+            if isinstance(fault, int) and fault >= 100:
                 await send({"type": "http.response.start", "status": fault, "headers": []})
                 await send({"type": "http.response.body", "body": b'{"error": "as the test has it"}'})
                 return
             self.under_way += 1
             self.most = max(self.most, self.under_way)
-            await asyncio.sleep(fault or 0)
+            while callable(fault) and not fault():
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0 if callable(fault) else fault or 0)
             self.under_way -= 1
         await self.application(scope, receive, send)
 

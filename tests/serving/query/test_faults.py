@@ -128,14 +128,15 @@ def test_a_version_that_comes_meanwhile_is_told(versions, here, capsys):
     shutil.copytree(versions / "1", here / "served" / "capitals" / "1")
     models = Models(here / "served")
     models.look()
-    server, port = new_server(models), free_port()
-    server.faults.extend([1.0])
+    server, port, comes = new_server(models), free_port(), threading.Event()
+    server.faults.append(comes.is_set)
     with running(server, port):
         asking = threading.Thread(target=query, args=(f"http://127.0.0.1:{port}", "--text", "a"))
         asking.start()
         wait_for(lambda: server.asked)
         shutil.copytree(versions / "2", here / "served" / "capitals" / "2")
         models.look()
+        comes.set()
         asking.join()
         query(f"http://127.0.0.1:{port}", "--text", "a", "--version", "2")
     err = capsys.readouterr().err
