@@ -130,7 +130,7 @@ class BertPretrainer(Model):
 
     def masked_lm_loss(self, outputs, ids):
         """cross_entropy of the masked-LM logits, 2 x [B, P]."""
-        if self.bert.piece is directly:
+        if self.bert.piece is directly:  # as on other backends, where metrics must not read variables
             return cross_entropy(outputs["masked_lm_logits"], ids)
         # A step has one gradient for the loss and the product before it. Of the logits made twice its graph drops one.
         vectors = ops.reshape(outputs["masked_lm_vectors"], (-1, self.config.hidden_size))
