@@ -96,7 +96,7 @@ def write_encoder_of_row(encoder, path: Path) -> None:
     from kbert.serving import litert
 
     with weights_final(encoder.bert):  # as in a SavedModel
-        litert.write_litert(path, litert.as_litert(encoder.bert))
+        litert.write_with_digest(path, litert.as_litert(encoder.bert))
 
 
 def job_of_data(

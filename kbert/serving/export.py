@@ -16,9 +16,11 @@ from kbert.model.kernels import weights_final
 from kbert.serving import warm_up
 from kbert.serving.folders import names_in, next_version
 from kbert.serving.litert import FILE as LITERT_FILE
-from kbert.serving.litert import as_litert, write_litert
+from kbert.serving.litert import PLAIN_FILE, as_litert, write_with_digest
 from kbert.serving.passages import ChooseEnding, FindAnswer, TagWords
 from kbert.serving.questions import Attention, Classify, Embed, FillBlanks, NextSentence, OfText, Regress
+from kbert.text.plain import PlainRow
+from kbert.text.wordpiece import WordPiece
 
 # Ops that call a function of the Python process they were made in: no server can.
 PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
@@ -56,7 +58,10 @@ def export(model: keras.Model, tokenizer, directory: str | os.PathLike, litert: 
         tf.saved_model.save(root, unfinished, signatures=functions)
         write_extra(unfinished, model, asked, functions)
         if of_row is not None:
-            write_litert(unfinished / LITERT_FILE, of_row)
+            write_with_digest(unfinished / LITERT_FILE, of_row)
+            if type(tokenizer) is WordPiece:  # another may find other pieces
+                plain = PlainRow(tokenizer.vocabulary, tokenizer.lower_case, model.config.trained_length)
+                write_with_digest(unfinished / PLAIN_FILE, plain.as_json())
         unfinished.chmod(0o755)  # a server may run as another user, whom mkdtemp shuts out
         return str(as_next_version(unfinished, directory))
     finally:

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 # In a SavedModel, beside the graphs.
 FILE = Path("assets.extra") / "ids.tflite"
+PLAIN_FILE = Path("assets.extra") / "plain.json"  # the arguments of PlainRow
 ROW = tf.TensorSpec([1, None], tf.int32)
 
 
@@ -32,10 +33,18 @@ def as_litert(answer) -> bytes:
     return tf.lite.TFLiteConverter.from_concrete_functions([function], root).convert()
 
 
-def write_litert(path: Path, model: bytes) -> None:
-    """Writes what `as_litert` returned, and its digest beside it."""
-    path.write_bytes(model)
-    digest_of(path).write_text(hashlib.sha256(model).hexdigest())
+def write_with_digest(path: Path, content: bytes) -> None:
+    """Writes a file, and its digest beside it."""
+    path.write_bytes(content)
+    digest_of(path).write_text(hashlib.sha256(content).hexdigest())
+
+
+def read_with_digest(path: Path) -> bytes:
+    """What `write_with_digest` wrote; raises ValueError for a file that is damaged."""
+    content = path.read_bytes()  # a mapped file that somebody changes would change answers, or end the process
+    if hashlib.sha256(content).hexdigest() != digest_of(path).read_text():
+        raise ValueError(f"{path}: not as it was written")  # the interpreter would end the process
+    return content
 
 
 def digest_of(path: Path) -> Path:
@@ -43,15 +52,13 @@ def digest_of(path: Path) -> Path:
 
 
 class LiteRT:
-    """What `write_litert` wrote: called with input_ids and segment_ids, int32 [1, S], it returns a dict of arrays.
+    """What `as_litert` made: called with input_ids and segment_ids, int32 [1, S], it returns a dict of arrays.
 
     May be used by many threads; they wait for each other. Raises ValueError for a file that is damaged.
     """
 
     def __init__(self, path: Path):
-        model = path.read_bytes()  # a mapped file that somebody changes would change answers, or end the process
-        if hashlib.sha256(model).hexdigest() != digest_of(path).read_text():
-            raise ValueError(f"{path}: not as it was written")  # the interpreter would end the process
+        model = read_with_digest(path)
         threads = tf.config.threading.get_intra_op_parallelism_threads() or cores()
         with warnings.catch_warnings():
             # A package of its own is to take the interpreter's place; it is as fast, and this one is here.

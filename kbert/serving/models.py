@@ -21,6 +21,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from kbert.serving import litert, warm_up
 from kbert.serving.folders import looks_of, versions_in
 from kbert.serving.rest import Refused, Tensor
+from kbert.text.plain import PlainRow
 
 LOG = logging.getLogger("kbert.serving")
 # States of TensorFlow Serving's ModelVersionStatus.
@@ -90,8 +91,10 @@ class Version:
         alone = {}
         packers = getattr(self.loaded, "packers", {})
         if packers and not tf.config.list_physical_devices("GPU"):  # which is faster
-            of_row = litert.LiteRT(folder / litert.FILE)
-            alone = {name: alone_by(of_row, packer, self.signatures[name]) for name, packer in packers.items()}
+            of_row, plain = litert.LiteRT(folder / litert.FILE), lambda *texts: None
+            if (folder / litert.PLAIN_FILE).exists():
+                plain = PlainRow.from_json(litert.read_with_digest(folder / litert.PLAIN_FILE))
+            alone = {name: alone_by(of_row, plain, packer, self.signatures[name]) for name, packer in packers.items()}
         for signature, inputs in warm_up.read(folder):
             self.signatures[signature].call(inputs)
             if signature in alone:
@@ -213,17 +216,26 @@ def signature_of(function, padding: dict) -> Signature:
     return Signature(inputs, outputs, padding, call)
 
 
-def alone_by(of_row, packer, signature: Signature) -> Signature:
-    """A signature whose rows that come alone are packed and answered by `of_row`; several as before."""
+def alone_by(of_row, plain, packer, signature: Signature) -> Signature:
+    """A signature whose rows that come alone are packed, by `plain` or else by `packer`, and answered by `of_row`.
 
-    def call(columns: dict) -> dict:
-        if {len(columns[name]) for name in signature.inputs} != {1}:
-            return signature.call(columns)
+    Several are as before.
+    """
+
+    def packed(columns: dict) -> list:
         found = packer(**{name: tf.constant(columns[name], tf.string) for name in signature.inputs})
         # TensorFlow would take a millisecond to cut them.
         found = {name: values.numpy() for name, values in found.items()}
         length = found["input_mask"].sum()
-        answers = of_row(*(found[name][:, :length] for name in ("input_ids", "segment_ids")))
+        return [found[name][:, :length] for name in ("input_ids", "segment_ids")]
+
+    packed({name: [""] for name in signature.inputs})  # the first time takes longer
+
+    def call(columns: dict) -> dict:
+        if {len(columns[name]) for name in signature.inputs} != {1}:
+            return signature.call(columns)
+        row = plain(*(columns[name][0] for name in signature.inputs))
+        answers = of_row(*(packed(columns) if row is None else row))
         return {name: answers[name] for name in signature.outputs}  # in their order
 
     return signature._replace(call=call)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from kbert.text.plain import PlainRow
 from kbert.text.wordpiece import WordPiece
 
 GOLDEN = Path(__file__).parent.parent / "data" / "wordpiece_golden.jsonl"
@@ -232,6 +233,17 @@ def test_parallel_maps_of_tf_data_give_the_same_ids(tokenizers, lines, lower_cas
     dataset = tf.data.Dataset.from_tensor_slices(texts).batch(20)
     dataset = dataset.map(tokenizers[lower_case], num_parallel_calls=2).unbatch()
     assert [ids.tolist() for ids in dataset.as_numpy_iterator()] == [line["ids"] for line in lines[lower_case]][:300]
+
+
+@BOTH
+def test_plain_texts_have_the_same_ids_by_python_alone(tokenizers, lines, lower_case):
+    plain, found = PlainRow(tokenizers[lower_case].vocabulary, lower_case, longest=10**6), 0
+    for line in lines[lower_case]:
+        row = plain(line["bytes"])
+        if row is not None:
+            assert row[0][0, 1:-1].tolist() == line["ids"]
+            found += 1
+    assert found > 0.1 * len(lines[lower_case])
 
 
 def test_all_ops_are_stateless(tokenizers):
