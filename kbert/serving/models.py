@@ -92,7 +92,7 @@ class Version:
         packers = getattr(self.loaded, "packers", {})
         if packers and not tf.config.list_physical_devices("GPU"):  # which is faster
             of_row, plain = litert.LiteRT(folder / litert.FILE), lambda *texts: None
-            if (folder / litert.PLAIN_FILE).exists():
+            if litert.digest_of(folder / litert.PLAIN_FILE).exists():  # not for every tokenizer
                 plain = PlainRow.from_json(litert.read_with_digest(folder / litert.PLAIN_FILE))
             alone = {name: alone_by(of_row, plain, packer, self.signatures[name]) for name, packer in packers.items()}
         for signature, inputs in warm_up.read(folder):

@@ -19,6 +19,7 @@ from kbert.serving import litert
 from kbert.serving.batching import Batcher, Limits
 from kbert.serving.export import export
 from kbert.serving.models import Models, Version
+from kbert.text.plain import PlainRow
 from kbert.text.wordpiece import WordPiece
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -110,6 +111,31 @@ def test_a_text_alone_is_answered_as_by_the_graph(version, calls):
     assert [shape for shape, _ in calls] == [(1, 7), (1, 2), (1, 3), (1, 23), (1, 24), (1, 4)]
 
 
+def test_plain_texts_that_fit_are_packed_without_the_graph(exported, monkeypatch):
+    rows, call = [], PlainRow.__call__
+    monkeypatch.setattr(PlainRow, "__call__", lambda *arguments: rows.append(call(*arguments)) or rows[-1])
+    version = Version(exported("classes"))
+    rows.clear()  # of the warm-up
+    for text in TEXTS:
+        version.signatures["serving_default"].call({"text": [text.encode()]})
+    assert [row is not None for row in rows] == [True, True, True, True, False, False]
+
+
+def test_a_tokenizer_that_may_find_other_pieces_is_the_graph_s(tmp_path, calls):
+    class Reversed(WordPiece):
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
+        def __call__(self, texts):
+            return tf.reverse(super().__call__(texts), axis=[1])
+
+    folder = Path(export(MODELS["classes"](), Reversed(VOCABULARY), tmp_path / "asked", litert=True))
+    assert not (folder / litert.PLAIN_FILE).exists()
+    version = Version(folder)
+    calls.clear()
+    found = version.signatures["serving_default"].call({"text": ["ab cd."]})
+    check_same(found, version.loaded.signatures["serving_default"](text=tf.constant(["ab cd."])))
+    assert [shape for shape, _ in calls] == [(1, 7)]
+
+
 def test_a_pair_alone_is_answered_as_by_the_graph(version, calls):
     for text_a, text_b in zip(TEXTS, reversed(TEXTS), strict=True):
         found = version.signatures["pairs"].call({"text_a": [text_a], "text_b": [text_b]})
@@ -154,20 +180,21 @@ def test_many_threads_get_their_own_answers(exported):
         list(pool.map(ask, range(6)))  # raises what a thread raised
 
 
+@pytest.mark.parametrize("file", [litert.FILE, litert.PLAIN_FILE], ids=["weights", "pieces"])
 @pytest.mark.parametrize("left", [None, 0, 100, 10_000])
-def test_a_version_whose_file_is_gone_or_cut_off_is_left_out(exported, tmp_path, left):
+def test_a_version_whose_file_is_gone_or_cut_off_is_left_out(exported, tmp_path, file, left):
     folder = Path(shutil.copytree(exported("classes"), tmp_path / "asked" / "1"))
-    content = (folder / litert.FILE).read_bytes()
-    (folder / litert.FILE).unlink()
+    content = (folder / file).read_bytes()
+    (folder / file).unlink()
     if left is not None:
-        (folder / litert.FILE).write_bytes(content[:left])
+        (folder / file).write_bytes(content[: min(left, len(content) - 1)])
     models = Models(tmp_path)
     models.look()
     assert not models.served
     [status] = models.status("asked")
-    told = "ids.tflite: not as it was written" if left is not None else "No such file or directory"
+    told = f"{file.name}: not as it was written" if left is not None else "No such file or directory"
     assert status["state"] == "END" and told in status["status"]["error_message"]
-    (folder / litert.FILE).write_bytes(content)
+    (folder / file).write_bytes(content)
     models.look()
     assert models.served
 
