@@ -31,14 +31,17 @@ def export(model: keras.Model, tokenizer, directory: str | os.PathLike, litert: 
 
     What it answers is what the model's head is for (questions.py, passages.py); `options` are those of the class that
     answers: `k` of FillBlanks, `threshold` and more of FindAnswer. `litert` writes the weights once more, as LiteRT has
-    them, by which kbert's server answers one text at a time. Raises ValueError for a model without a head
-    (BertFeatures(model.bert) is one for its vectors), for a model or tokenizer that calls Python, and for `litert` with
-    what answers no single texts or pairs, or in half precision.
+    them, by which kbert's server answers one text at a time, and the pieces of a WordPiece (plain.py). Raises
+    ValueError for a model without a head (BertFeatures(model.bert) is one for its vectors), for a model or tokenizer
+    that calls Python, and for `litert` with what answers no single texts or pairs, or in half precision.
     """
     directory = Path(directory)
     asked, functions = questions(model, tokenizer, **options), {}
+    plain = None
     if litert:
         check_litert(asked[0])
+        if type(tokenizer) is WordPiece:  # another may find other pieces
+            plain = PlainRow(tokenizer.vocabulary, tokenizer.lower_case, model.config.trained_length).as_json()
     root, of_row = tf.Module(), None
     with weights_final(model.bert), without_cudnn(model):
         for question in asked:
@@ -59,9 +62,8 @@ def export(model: keras.Model, tokenizer, directory: str | os.PathLike, litert: 
         write_extra(unfinished, model, asked, functions)
         if of_row is not None:
             write_with_digest(unfinished / LITERT_FILE, of_row)
-            if type(tokenizer) is WordPiece:  # another may find other pieces
-                plain = PlainRow(tokenizer.vocabulary, tokenizer.lower_case, model.config.trained_length)
-                write_with_digest(unfinished / PLAIN_FILE, plain.as_json())
+        if plain is not None:
+            write_with_digest(unfinished / PLAIN_FILE, plain)
         unfinished.chmod(0o755)  # a server may run as another user, whom mkdtemp shuts out
         return str(as_next_version(unfinished, directory))
     finally:

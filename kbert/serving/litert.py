@@ -41,9 +41,9 @@ def write_with_digest(path: Path, content: bytes) -> None:
 
 def read_with_digest(path: Path) -> bytes:
     """What `write_with_digest` wrote; raises ValueError for a file that is damaged."""
-    content = path.read_bytes()  # a mapped file that somebody changes would change answers, or end the process
+    content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != digest_of(path).read_text():
-        raise ValueError(f"{path}: not as it was written")  # the interpreter would end the process
+        raise ValueError(f"{path}: not as it was written")
     return content
 
 
@@ -58,6 +58,7 @@ class LiteRT:
     """
 
     def __init__(self, path: Path):
+        # Read, not mapped, and looked at: a file that is damaged, or changed meanwhile, would end the process.
         model = read_with_digest(path)
         threads = tf.config.threading.get_intra_op_parallelism_threads() or cores()
         with warnings.catch_warnings():

@@ -92,8 +92,9 @@ class Version:
         packers = getattr(self.loaded, "packers", {})
         if packers and not tf.config.list_physical_devices("GPU"):  # which is faster
             of_row, plain = litert.LiteRT(folder / litert.FILE), lambda *texts: None
-            if litert.digest_of(folder / litert.PLAIN_FILE).exists():  # not for every tokenizer
-                plain = PlainRow.from_json(litert.read_with_digest(folder / litert.PLAIN_FILE))
+            path = folder / litert.PLAIN_FILE
+            if path.exists() or litert.digest_of(path).exists():  # not for every tokenizer
+                plain = PlainRow.from_json(litert.read_with_digest(path))
             alone = {name: alone_by(of_row, plain, packer, self.signatures[name]) for name, packer in packers.items()}
         for signature, inputs in warm_up.read(folder):
             self.signatures[signature].call(inputs)
@@ -219,22 +220,24 @@ def signature_of(function, padding: dict) -> Signature:
 def alone_by(of_row, plain, packer, signature: Signature) -> Signature:
     """A signature whose rows that come alone are packed, by `plain` or else by `packer`, and answered by `of_row`.
 
-    Several are as before.
+    Several are as before. plain: a PlainRow. packer: texts by name -> features.
     """
+    names = sorted(signature.inputs)  # A before B: a SavedModel tells them in any order
 
     def packed(columns: dict) -> list:
-        found = packer(**{name: tf.constant(columns[name], tf.string) for name in signature.inputs})
+        found = packer(**{name: tf.constant(columns[name], tf.string) for name in names})
         # TensorFlow would take a millisecond to cut them.
         found = {name: values.numpy() for name, values in found.items()}
         length = found["input_mask"].sum()
         return [found[name][:, :length] for name in ("input_ids", "segment_ids")]
 
-    packed({name: [""] for name in signature.inputs})  # the first time takes longer
+    packed({name: [""] for name in names})  # the first time takes longer
 
     def call(columns: dict) -> dict:
-        if {len(columns[name]) for name in signature.inputs} != {1}:
+        asked = [columns[name] for name in names]
+        if {len(column) for column in asked} != {1} or any(isinstance(column, (str, bytes)) for column in asked):
             return signature.call(columns)
-        row = plain(*(columns[name][0] for name in signature.inputs))
+        row = plain(*(next(iter(column)) for column in asked))
         answers = of_row(*(packed(columns) if row is None else row))
         return {name: answers[name] for name in signature.outputs}  # in their order
 

@@ -18,7 +18,7 @@ from kbert.model.pretraining import BertPretrainer
 from kbert.serving import litert
 from kbert.serving.batching import Batcher, Limits
 from kbert.serving.export import export
-from kbert.serving.models import Models, Version
+from kbert.serving.models import Models, Signature, Version, alone_by
 from kbert.text.plain import PlainRow
 from kbert.text.wordpiece import WordPiece
 
@@ -111,14 +111,51 @@ def test_a_text_alone_is_answered_as_by_the_graph(version, calls):
     assert [shape for shape, _ in calls] == [(1, 7), (1, 2), (1, 3), (1, 23), (1, 24), (1, 4)]
 
 
-def test_plain_texts_that_fit_are_packed_without_the_graph(exported, monkeypatch):
-    rows, call = [], PlainRow.__call__
-    monkeypatch.setattr(PlainRow, "__call__", lambda *arguments: rows.append(call(*arguments)) or rows[-1])
-    version = Version(exported("classes"))
-    rows.clear()  # of the warm-up
-    for text in TEXTS:
-        version.signatures["serving_default"].call({"text": [text.encode()]})
-    assert [row is not None for row in rows] == [True, True, True, True, False, False]
+@pytest.mark.parametrize("names", [("text",), ("text_a", "text_b"), ("text_b", "text_a")])
+def test_plain_texts_that_fit_are_packed_without_the_graph(names, tokenizer):
+    packed, rows = [], []
+
+    def packer(**texts):
+        packed.append({name: text.numpy().tolist() for name, text in texts.items()})
+        mask = tf.constant([[1, 1, 0]])
+        return {"input_ids": mask * 7, "input_mask": mask, "segment_ids": mask * 0}
+
+    def of_row(input_ids, segment_ids):
+        rows.append((input_ids.tolist(), segment_ids.tolist()))
+        return {"vectors": "found"}
+
+    signature = Signature(dict.fromkeys(names), {"vectors": None}, {}, lambda columns: "several")
+    plain = PlainRow(VOCABULARY, lower_case=True, longest=24)
+    call = alone_by(of_row, plain, packer, signature).call
+    assert packed == [dict.fromkeys(names, [b""])]
+    texts = dict(zip(sorted(names), (["ab"], ["c."]), strict=False))
+    assert call(texts) == {"vectors": "found"}
+    first, second, (a, b, c) = (
+        tokenizer.cls_id,
+        tokenizer.sep_id,
+        (VOCABULARY.index(piece) for piece in ("a", "##b", "c")),
+    )
+    row, segments = [first, a, b, second], [0] * 4
+    if len(names) == 2:
+        row, segments = [*row, c, VOCABULARY.index("."), second], segments + [1] * 3
+    assert rows == [([row], [segments])]
+    assert len(packed) == 1
+    call(texts | {names[0]: ["\u00e9"]})
+    assert len(packed) == 2 and rows[1] == ([[7, 7]], [[0, 0]])
+    assert call(texts | {names[0]: ["a", "b"]}) == call(texts | {names[0]: "a"}) == "several"
+
+
+def test_a_version_from_before_packs_by_the_graph(exported, tmp_path, calls):
+    folder = Path(shutil.copytree(exported("classes"), tmp_path / "asked" / "1"))
+    (folder / litert.PLAIN_FILE).unlink()
+    with pytest.raises(FileNotFoundError, match="plain.json"):
+        Version(folder)
+    litert.digest_of(folder / litert.PLAIN_FILE).unlink()
+    version = Version(folder)
+    calls.clear()
+    found = version.signatures["serving_default"].call({"text": ["ab cd."]})
+    check_same(found, version.loaded.signatures["serving_default"](text=tf.constant(["ab cd."])))
+    assert [shape for shape, _ in calls] == [(1, 7)]
 
 
 def test_a_tokenizer_that_may_find_other_pieces_is_the_graph_s(tmp_path, calls):
@@ -137,11 +174,17 @@ def test_a_tokenizer_that_may_find_other_pieces_is_the_graph_s(tmp_path, calls):
 
 
 def test_a_pair_alone_is_answered_as_by_the_graph(version, calls):
-    for text_a, text_b in zip(TEXTS, reversed(TEXTS), strict=True):
+    pairs = [
+        *zip(TEXTS, reversed(TEXTS), strict=True),
+        ("ab cd.", "x"),
+        ("x", "ab cd."),
+        ("", "x"),
+    ]  # the last are plain
+    for text_a, text_b in pairs:
         found = version.signatures["pairs"].call({"text_a": [text_a], "text_b": [text_b]})
         asked = {"text_a": tf.constant([text_a]), "text_b": tf.constant([text_b])}
         check_same(found, version.loaded.signatures["pairs"](**asked))
-    assert len(calls) == len(TEXTS)
+    assert len(calls) == len(pairs)
     assert all(of_second > 0 for _, of_second in calls)
 
 

@@ -8,14 +8,14 @@ import pytest
 import tensorflow as tf
 
 from kbert.text import packing
-from kbert.text.plain import LONGEST_WORD, PlainRow
+from kbert.text.plain import LONGEST_WORD, MOST_CHARACTERS, PlainRow
 from kbert.text.wordpiece import WordPiece
 
 LETTERS = string.ascii_letters + string.digits
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 # Neither "q" nor "##z" is a piece: words with them are unknown. Some cannot be found: those across words.
 PIECES = [*SPECIAL, *LETTERS.replace("q", ""), *(f"##{one}" for one in LETTERS.replace("z", "")), "ab", "abc", "##bc"]
-PIECES += ["the", "##ing", "do", "don't", "U.S.", "a b", "##", "#", *".,'!-", "[", "]"]
+PIECES += ["the", "##ing", "do", "don't", "U.S.", "a b", "##", "#", *".,'!-", "[", "]", "\u00e9", "\U0001f600"]
 LONGEST = 24
 
 
@@ -69,7 +69,7 @@ def test_a_text_that_just_fits_is_packed_and_one_token_more_is_left(both):
 
 @pytest.mark.parametrize(
     "text",
-    ["\u00e9", b"\xff", "a\x00b", "a\x0bb", "a\x7f", "a" * (LONGEST_WORD + 1), 3, ["a"]],
+    ["\u00e9", b"\xff", "a" * (LONGEST_WORD + 1), 3, ["a"], " " * (MOST_CHARACTERS * LONGEST + 1)],
 )
 def test_what_is_not_plain_is_left_to_the_graph(both, text):
     _, plain = both
@@ -82,12 +82,26 @@ def test_a_word_that_is_just_short_is_packed(both):
     check_same(plain(word), rows_of_graph(tokenizer, word))
 
 
-def test_a_long_text_is_not_read_to_its_end(both, monkeypatch):
-    _, plain = both
-    words = []
-    monkeypatch.setattr(plain, "ids_of_word", lambda word: words.append(word) or [1])
-    assert plain("a " * 10**6) is None
-    assert len(words) <= LONGEST + 1
+def test_of_each_character_the_row_is_the_graph_s_unless_it_is_a_control_character(both):
+    tokenizer, plain = both
+    for character in map(chr, range(128)):
+        row = plain(f"a{character}b")
+        if character in "\t\n\r" or " " <= character <= "~":
+            check_same(row, rows_of_graph(tokenizer, f"a{character}b"))
+        else:
+            assert row is None
+
+
+@pytest.mark.parametrize("kind", [str, bytes, np.str_, np.bytes_])
+def test_a_text_may_be_of_any_kind_of_string(both, kind):
+    tokenizer, plain = both
+    text = kind("ab, the") if issubclass(kind, str) else kind(b"ab, the")
+    check_same(plain(text), rows_of_graph(tokenizer, "ab, the"))
+
+
+def test_a_text_of_blanks_is_looked_through_where_it_is_not_too_long(both):
+    tokenizer, plain = both
+    check_same(plain(" " * MOST_CHARACTERS * LONGEST), rows_of_graph(tokenizer, ""))
 
 
 def test_it_is_read_as_it_was_written(both):
