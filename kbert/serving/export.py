@@ -19,8 +19,6 @@ from kbert.serving.litert import FILE as LITERT_FILE
 from kbert.serving.litert import PLAIN_FILE, as_litert, write_with_digest
 from kbert.serving.passages import ChooseEnding, FindAnswer, TagWords
 from kbert.serving.questions import Attention, Classify, Embed, FillBlanks, NextSentence, OfText, Regress
-from kbert.text.plain import PlainRow
-from kbert.text.wordpiece import WordPiece
 
 # Ops that call a function of the Python process they were made in: no server can.
 PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
@@ -40,8 +38,7 @@ def export(model: keras.Model, tokenizer, directory: str | os.PathLike, litert: 
     plain = None
     if litert:
         check_litert(asked[0])
-        if type(tokenizer) is WordPiece:  # another may find other pieces
-            plain = PlainRow(tokenizer.vocabulary, tokenizer.lower_case, model.config.trained_length).as_json()
+        plain = asked[0].plain_row()
     root, of_row = tf.Module(), None
     with weights_final(model.bert), without_cudnn(model):
         for question in asked:
@@ -63,7 +60,7 @@ def export(model: keras.Model, tokenizer, directory: str | os.PathLike, litert: 
         if of_row is not None:
             write_with_digest(unfinished / LITERT_FILE, of_row)
         if plain is not None:
-            write_with_digest(unfinished / PLAIN_FILE, plain)
+            write_with_digest(unfinished / PLAIN_FILE, plain.as_json())
         unfinished.chmod(0o755)  # a server may run as another user, whom mkdtemp shuts out
         return str(as_next_version(unfinished, directory))
     finally:

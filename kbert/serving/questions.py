@@ -8,6 +8,8 @@ import keras
 import tensorflow as tf
 
 from kbert.text import packing
+from kbert.text.plain import PlainRow
+from kbert.text.wordpiece import WordPiece
 
 MASK = "[MASK]"
 # Sequences are as long as the longest of the batch, rounded up: a short request is quick, and few shapes occur, as
@@ -122,6 +124,13 @@ class OfText:
     def packers(self) -> dict:
         """By signature on text, the graph that packs it: texts, or pairs, -> features."""
         return {"serving_default": graph(self._packed_text, TEXT), "pairs": graph(self._packed_pairs, TEXT, TEXT)}
+
+    def plain_row(self) -> PlainRow | None:
+        """What packs a plain text, or two, as the packers do; None for a tokenizer that may find other pieces."""
+        tokenizer = self.tokenizer
+        if type(tokenizer) is not WordPiece:
+            return None
+        return PlainRow(tokenizer.vocabulary, tokenizer.lower_case, self.model.config.trained_length)
 
     def _packed_text(self, text):
         return packed(self, self.tokenizer(text))
