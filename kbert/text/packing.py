@@ -1,5 +1,6 @@
-"""`[CLS] A [SEP] B [SEP]`: truncation, segment ids, padding. The one place that knows (paper, section 3 and figure 2),
-but for what plain.py has of one row without TensorFlow.
+"""`[CLS] A [SEP] B [SEP]`: truncation, segment ids, padding (paper, section 3 and figure 2).
+
+The one place that knows, but for plain.py, which lays out one row without TensorFlow.
 
 position     0     1 .. a   a+1    a+2 .. a+b+1  a+b+2  ..
 input_ids    [CLS] A        [SEP]  B             [SEP]  [PAD]
