@@ -16,11 +16,12 @@ def drawn(*shape, seed=1):
     return tf.constant(np.random.default_rng(seed).normal(0, 3, shape), tf.float32)
 
 
-def loss(scale=1.0):
+def loss(scale=1.0, times=1):
     """Of seven rows the first five are predicted right, the more certainly the larger the scale; one label repeats."""
     vectors, table, bias = scale * drawn(7, 16), drawn(101, 16, seed=2) / 3, drawn(101, seed=3) / 10
     labels = tf.argmax(between.tied_logits(vectors, table, bias), -1)[:5]
-    return between.tied_cross_entropy, (vectors, table, bias), (tf.concat([labels, [7], labels[:1]], 0),), {}
+    labels, vectors = tf.concat([labels, [7], labels[:1]], 0), tf.tile(vectors, [times, 1])
+    return between.tied_cross_entropy, (vectors, table, bias), (tf.tile(labels, [times]),), {}
 
 
 def attention(length):
@@ -41,6 +42,7 @@ CASES = {
     "sum without dropout": normed_sum(48, None),
     "loss": loss(1 / 3),
     "loss of what is nearly certain": loss(2.0),
+    "loss of many rows": loss(1 / 3, times=10),
     "activation": (between.ACTIVATIONS["gelu_tanh"], (drawn(6, 33),), (), {}),
     "activation in its exact form": (between.ACTIVATIONS["gelu_erf"], (drawn(6, 33),), (), {}),
 }
