@@ -219,11 +219,14 @@ def normed_sum_ways(function, constants):
     return Ways(forward, backward)
 
 
+MANY_ROWS = 4  # for each of H numbers: of five it takes 4% off loss and gradient (256 wide), of 0.8 it adds 3% (768)
+
+
 def tied_cross_entropy_ways(function, constants):
     """Of tied_cross_entropy: of each row of logits the exponentials are kept, [R, V], which are its softmax but for a
     factor. In the gradients' products that is left to rows of H, and what labels change too: a pass over [R, V] less.
-    The bias's gradient is a row more of the table's, and where there are many rows the bias a column more of a copied
-    table, for vectors that have a 1 there: to copy [V, H] then takes less than a pass over [R, V].
+    The bias's gradient is a row more of the table's. Of many rows the bias is a column more of a copied table, for
+    vectors that have a 1 there, as to copy [V, H] then takes less than to add to [R, V].
     """
 
     def with_column(x, column):
@@ -231,7 +234,7 @@ def tied_cross_entropy_ways(function, constants):
 
     def logits(vectors, table, bias):
         rows, hidden = vectors.shape
-        if rows is None or rows < 4 * hidden or vectors.dtype != tf.float32:
+        if rows is None or rows < MANY_ROWS * hidden or vectors.dtype != tf.float32:
             return between.tied_logits(vectors, table, bias)
         return tf.matmul(with_column(vectors, tf.ones([rows])), with_column(table, bias), transpose_b=True)
 
@@ -248,9 +251,9 @@ def tied_cross_entropy_ways(function, constants):
             of_table = tf.matmul(vectors, narrow, transpose_a=True)
             return tf.matmul(narrow, table), tf.transpose(of_table), tf.cast(tf.reduce_sum(rows, axis=0), bias.dtype)
         of_vectors = tf.matmul(exponentials, table) * factors - tf.gather(table, labels[:, 0]) * gradient
-        columns = tf.matmul(with_column(vectors * factors, factors[:, 0]), exponentials, transpose_a=True)
-        of_table = tf.tensor_scatter_nd_sub(tf.transpose(columns[:-1]), labels, vectors * gradient)
-        return of_vectors, of_table, tf.tensor_scatter_nd_sub(columns[-1], labels, gradient[:, 0])
+        of_both = tf.matmul(with_column(vectors * factors, factors[:, 0]), exponentials, transpose_a=True)  # [H + 1, V]
+        of_table = tf.tensor_scatter_nd_sub(tf.transpose(of_both[:-1]), labels, vectors * gradient)
+        return of_vectors, of_table, tf.tensor_scatter_nd_sub(of_both[-1], labels, gradient[:, 0])
 
     return Ways(forward, backward)
 
