@@ -6,7 +6,7 @@ next sentences 69% (majority 63%), the library of a paragraph 58% from the pre-t
 """
 
 import json
-import subprocess
+import runpy
 import sys
 import time
 from pathlib import Path
@@ -103,13 +103,14 @@ def main(
 
 
 def call(recipe: str, flags: dict) -> None:
-    """Runs a recipe as a user would, and shows the command; its failure is this one's."""
+    """Runs a recipe as a user would, and shows the command; its failure is this one's.
+
+    Not in a process of its own, which would have TensorFlow to import first.
+    """
     words = [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
-    command = [sys.executable, str(RECIPES / f"{recipe}.py"), *words]
     print("\n$", " ".join(["python", f"recipes/{recipe}.py", *words]), flush=True)
-    status = subprocess.run(command).returncode
-    if status:
-        sys.exit(status)
+    sys.argv = [str(RECIPES / f"{recipe}.py"), *words]
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def metrics_of(directory: Path) -> dict[str, float]:

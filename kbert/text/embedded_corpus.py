@@ -150,7 +150,7 @@ def _name_patterns(libraries: tuple[str, ...]) -> tuple[re.Pattern, re.Pattern]:
 
 
 def _read_all(sources: list, processes: int | None, progress: Callable[[int, int], None]) -> list[Document | None]:
-    """The documents of all sources, in their order, None for a file that cannot be read or parsed."""
+    """The documents of all sources, in their order, None for a file that cannot be read or is no text."""
     read = []
     context = multiprocessing.get_context("spawn")  # a fork would copy TensorFlow's locks
     with context.Pool(processes, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)) as pool:

@@ -1,5 +1,7 @@
 """What is kept of a documentation string and what is left out."""
 
+import time
+
 import pytest
 
 from kbert.text import docstrings
@@ -53,9 +55,62 @@ def test_a_source_file_gives_its_paragraphs_in_order():
     ]
 
 
-def test_a_source_file_that_does_not_parse_is_refused():
-    with pytest.raises(SyntaxError):
-        docstrings.read(b'"""The old statement is not a function yet in this file."""\nprint "x"')
+@pytest.mark.parametrize(
+    ("source", "error"),
+    [
+        (b'# coding: klingon\n"""It is in an encoding that there is not."""', SyntaxError),
+        (b'"""It is in the encoding."""\n\n# \xff is not.', ValueError),
+        (b'"""It is a string with a \\N{name} that is none of a character."""', SyntaxError),
+    ],
+    ids=["unknown encoding", "wrong bytes", "wrong escape"],
+)
+def test_a_source_file_that_is_no_text_of_python_is_refused(source, error):
+    with pytest.raises(error):
+        docstrings.read(source)
+
+
+PROSE = "It is a string that reads as prose."
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f'def f():\n    r"""{PROSE}"""',
+        f"def f():  # it's a comment\n    # and one: \"\"\"\n\n    u'''{PROSE}'''  # and another",
+        f'#! python\n\n"{PROSE}"; x = """"""',
+        "class C: \n\t'It is a string that \\\nreads as\\x20prose.'\n\n'''a\n:\n'''",
+        'def f():\r\n    """\r\n    It is a string\r\n    that reads as prose.\r\n    """\r\n',
+        f'def f(x="""\n:"""):\n    """{PROSE}"""',
+    ],
+    ids=["raw", "comments", "one quote", "escapes", "carriage returns", "after a string"],
+)
+def test_a_string_that_stands_alone_where_a_block_begins_is_read(source):
+    assert docstrings.read(f"{source}\n''''''".encode()) == [PROSE]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f'x = """{PROSE}"""',
+        f'def f():\n    x = 1\n    """{PROSE}"""',
+        f'def f():\n    """{PROSE}""" + x',
+        f'def f():\n    b"""{PROSE}"""',
+        f'def f():\n    f"""{PROSE}"""',
+        f'x = {{"a":\n    """{PROSE}""",\n}}',
+        f'x = ":"\n"""{PROSE}"""',
+        f'x = "\\":\\\n{PROSE}"\n""" a """',
+        f"'''''' # {PROSE}",
+    ],
+    ids=["value", "late", "term", "bytes", "formatted", "in a dict", "after a string", "within one", "comment"],
+)
+def test_another_string_is_not(source):
+    assert docstrings.read(source.encode()) == []
+
+
+def test_what_is_not_python_takes_no_longer():
+    begin = time.perf_counter()
+    assert docstrings.read(b'"""' + b'"" \\x ' * 40_000 + b"\n'''" + b"'a" * 40_000) == []
+    assert time.perf_counter() - begin < 5
 
 
 KEPT = "This is the text that is kept in each of the cases."

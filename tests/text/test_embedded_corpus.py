@@ -37,7 +37,7 @@ def installed(tmp_path, monkeypatch):
 
 @pytest.fixture
 def written(installed, tmp_path):
-    (installed["purelib"] / "plots" / "broken.py").write_text('"""The text of a file that is broken."""\nprint "x"')
+    (installed["purelib"] / "plots" / "broken.py").write_bytes(b'"""The text of a file that is broken."""\n\n# \xff')
     (installed["purelib"] / "plots" / "brief.py").write_text('"""It is too short to be told by what it says."""')
     (installed["purelib"] / "plots" / "tests").mkdir()
     (installed["purelib"] / "plots" / "tests" / "t.py").write_text('"""A test is not what one reads in a manual."""')
@@ -79,7 +79,7 @@ def test_source_files_are_found_in_an_order_of_their_own(installed):
     assert {library for library, _, _ in found} == set(LIBRARIES)
 
 
-def test_tests_and_files_that_do_not_parse_are_left_out_and_the_latter_counted(written):
+def test_tests_and_files_that_are_no_text_are_left_out_and_the_latter_counted(written):
     directory, summary = written
     assert (summary.source_files, summary.unreadable_files) == (sum(LIBRARIES.values()) + 2, 1)
     assert not any("manual" in line or "broken" in line for line in lines(directory / "corpus" / "train"))
