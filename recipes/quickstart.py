@@ -105,7 +105,8 @@ def main(
 def call(recipe: str, flags: dict) -> None:
     """Runs a recipe as a user would, and shows the command; its failure is this one's.
 
-    Not in a process of its own, which would have TensorFlow to import first.
+    Not in a process of its own, which would have TensorFlow to import first: the folder that it trains in is locked
+    until this process ends.
     """
     words = [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
     print("\n$", " ".join(["python", f"recipes/{recipe}.py", *words]), flush=True)

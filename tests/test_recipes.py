@@ -17,7 +17,7 @@ import pytest
 import uvicorn
 from safetensors.numpy import load_file
 from served import free_port, running
-from stranger import FURTHER, PRETRAIN, ROOT, SMALLER, call, readme_commands, recipe
+from stranger import FURTHER, PRETRAIN, ROOT, SMALLER, call, module_of, readme_commands, recipe
 
 import kbert
 from tests.training.logged import events
@@ -236,6 +236,16 @@ def test_the_ablations_without_next_sentences_are_trained(folder, monkeypatch, o
     metrics = json.loads((folder / output / "metrics.json").read_text())
     assert "held_out_masked_lm_loss" in metrics and not [name for name in metrics if "next_sentence" in name]
     assert kbert.load(folder / output)[0].config.causal == (objectives == "left-to-right")
+
+
+def test_a_recipe_that_stops_ends_the_quickstart_with_its_status(tmp_path, monkeypatch, capsys):
+    quickstart = module_of("quickstart")
+    monkeypatch.setattr(quickstart, "RECIPES", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["quickstart.py"])
+    (tmp_path / "train.py").write_text("import sys\nsys.exit(75 if sys.argv[1:] == ['--steps', '3'] else 2)")
+    with pytest.raises(SystemExit) as end:
+        quickstart.call("train", {"steps": 3})
+    assert end.value.code == 75 and "$ python recipes/train.py --steps 3\n" in capsys.readouterr().out
 
 
 @pytest.mark.long

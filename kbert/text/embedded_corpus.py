@@ -164,7 +164,7 @@ def _read(source: tuple[str, str, str]) -> Document | None:
     library, name, path = source
     try:
         return Document(library, name, docstrings.read(Path(path).read_bytes()))
-    except (OSError, SyntaxError, ValueError, RecursionError):
+    except (OSError, SyntaxError, ValueError, LookupError):
         return None
 
 

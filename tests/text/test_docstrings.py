@@ -59,10 +59,12 @@ def test_a_source_file_gives_its_paragraphs_in_order():
     ("source", "error"),
     [
         (b'# coding: klingon\n"""It is in an encoding that there is not."""', SyntaxError),
+        (b'# coding: rot13\n"""It is in an encoding that is none of text."""', LookupError),
         (b'"""It is in the encoding."""\n\n# \xff is not.', ValueError),
         (b'"""It is a string with a \\N{name} that is none of a character."""', SyntaxError),
+        (b'"""It is a string that has no end.', SyntaxError),
     ],
-    ids=["unknown encoding", "wrong bytes", "wrong escape"],
+    ids=["unknown encoding", "not of text", "wrong bytes", "wrong escape", "no end"],
 )
 def test_a_source_file_that_is_no_text_of_python_is_refused(source, error):
     with pytest.raises(error):
@@ -97,11 +99,14 @@ def test_a_string_that_stands_alone_where_a_block_begins_is_read(source):
         f'def f():\n    b"""{PROSE}"""',
         f'def f():\n    f"""{PROSE}"""',
         f'x = {{"a":\n    """{PROSE}""",\n}}',
+        f'x = {{"a":\n    """{PROSE}"""  # the last\n}}',
+        f'f(lambda:\n    """{PROSE}"""\n    .strip())',
+        f'def f(): """{PROSE}"""',
         f'x = ":"\n"""{PROSE}"""',
-        f'x = "\\":\\\n{PROSE}"\n""" a """',
-        f"'''''' # {PROSE}",
+        f'x = """\\""":\n\'{PROSE}\'\n"""',
+        f"''''''\nx = \"\"\"{PROSE}\"\"\"",
     ],
-    ids=["value", "late", "term", "bytes", "formatted", "in a dict", "after a string", "within one", "comment"],
+    ids="value late term bytes formatted in-a-dict last-in-a-dict lambda one-line after-a-string within empty".split(),
 )
 def test_another_string_is_not(source):
     assert docstrings.read(source.encode()) == []
@@ -109,7 +114,12 @@ def test_another_string_is_not(source):
 
 def test_what_is_not_python_takes_no_longer():
     begin = time.perf_counter()
-    assert docstrings.read(b'"""' + b'"" \\x ' * 40_000 + b"\n'''" + b"'a" * 40_000) == []
+    for source in (
+        b'"" \\x ' * 40_000,
+        b'"""a"""\n' + b'\\"""\n' * 40_000,
+        b"''''''\n" + b'\\"' * 40_000 + b"\n'a" * 40_000,
+    ):
+        assert docstrings.read(b'x = """"""' + source) == []
     assert time.perf_counter() - begin < 5
 
 
