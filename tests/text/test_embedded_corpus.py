@@ -37,7 +37,7 @@ def installed(tmp_path, monkeypatch):
 
 @pytest.fixture
 def written(installed, tmp_path):
-    (installed["purelib"] / "plots" / "broken.py").write_bytes(b'"""The text of a file that is broken."""\n\n# \xff')
+    (installed["purelib"] / "plots" / "broken.py").write_text('# coding: rot13\n"""The text of a broken file."""')
     (installed["purelib"] / "plots" / "brief.py").write_text('"""It is too short to be told by what it says."""')
     (installed["purelib"] / "plots" / "tests").mkdir()
     (installed["purelib"] / "plots" / "tests" / "t.py").write_text('"""A test is not what one reads in a manual."""')
