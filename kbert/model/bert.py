@@ -13,6 +13,11 @@ from kbert.model.dropout import Dropout, dropped
 from kbert.model.kernels import Kernels
 from kbert.model.tokens import Rows, Tokens
 
+if keras.backend.backend() == "jax":
+    from kbert.model import gpu_kernels
+else:
+    gpu_kernels = None
+
 
 def new_initializer(config: BertConfig) -> keras.initializers.Initializer:
     """The release's truncated normal; one object per weight, as two weights that share one start equal (TRAPS 13)."""
@@ -60,7 +65,7 @@ class Embeddings(keras.layers.Layer):
     def call(self, input_ids, segment_ids, position_ids=None, training=False, piece=directly):
         """3 x [B, S] -> [B, S, H], or [T] -> [T, H]."""
         tokens = ops.take(self.token_embeddings, input_ids, axis=0)
-        segments = ops.take(self.segment_embeddings, segment_ids, axis=0)
+        segments = self.segments(segment_ids)
         if position_ids is None:
             positions = self.first_positions(input_ids)
         else:
@@ -69,6 +74,13 @@ class Embeddings(keras.layers.Layer):
         sums = (tokens, segments + positions, gamma, beta)
         normed = piece(normed_sum, sums, (None,), rate=0.0, epsilon=self.layer_norm.epsilon)
         return piece(dropped, (normed,), (self.dropout.next_seed(training),), rate=self.dropout.rate)
+
+    def segments(self, segment_ids):
+        if not gpu_kernels:
+            return ops.take(self.segment_embeddings, segment_ids, axis=0)
+        # Of so few rows the gradient is slow on a GPU under XLA: the tokens of a segment add to its row one by one.
+        chosen = ops.one_hot(segment_ids, self.config.type_vocab_size, dtype=self.compute_dtype)
+        return ops.sum(chosen[..., None] * self.segment_embeddings, axis=-2)
 
     def first_positions(self, input_ids):  # [B, S] -> [S, H]
         self.check_length(input_ids)
@@ -154,6 +166,8 @@ class EncoderLayer(keras.layers.Layer):
 
         Returns the same shape and, on request, the probabilities [B, A, S or N, S].
         """
+        if gpu_kernels and asking is None and not probabilities and gpu_kernels.know(x, tokens):
+            return gpu_kernels.layer(self, x, mask, tokens.heads, self.next_seeds(training, seeds)), None
         how = {"tokens": tokens, "askers": askers, "training": training, "seed": seeds[0], "piece": piece}
         attended, found = self.self_attention(x, mask, asking, probabilities=probabilities, **how)
         x = x if asking is None else asking
@@ -161,10 +175,13 @@ class EncoderLayer(keras.layers.Layer):
         x = self.residual(x, self.feed_forward(x, piece), self.feed_forward_norm, training, seeds[2], piece)
         return x, found
 
+    def next_seeds(self, training, seeds=(None, None, None)):
+        dropouts = (self.self_attention.dropout, self.dropout, self.dropout)
+        return [dropout.next_seed(training, seed) for dropout, seed in zip(dropouts, seeds, strict=True)]
+
     def recomputed(self, x, mask, tokens):
         """The output in training, of which only x is kept for the gradient: all within is computed once more for it."""
-        dropouts = (self.self_attention.dropout, self.dropout, self.dropout)
-        seeds = [dropout.seed_generator.next() for dropout in dropouts]  # the same masks both times
+        seeds = self.next_seeds(training=True)  # the same masks both times
         return keras.remat(lambda x: self(x, mask, tokens=tokens, training=True, seeds=seeds)[0])(x)
 
     def residual(self, x, change, norm, training, seed, piece):

@@ -6,6 +6,7 @@ Each is called through a `piece`: `directly`, or as a step does that has ways of
 
 import math
 
+import keras
 from keras import ops
 
 from kbert.model.dropout import dropped
@@ -64,7 +65,10 @@ def cross_entropy(logits, labels):
 
 
 def tied_logits(vectors, table, bias):  # [R, H], [V, H], [V] -> [R, V], float32
-    return ops.add(ops.cast(ops.matmul(vectors, ops.transpose(table)), "float32"), bias)
+    classes, table = table.shape[0], ops.cast(table, vectors.dtype)
+    if keras.backend.backend() == "jax":  # on a GPU rows of other lengths are copied before each product
+        table = ops.pad(table, ((0, -classes % 64), (0, 0)))
+    return ops.add(ops.cast(ops.matmul(vectors, ops.transpose(table))[:, :classes], "float32"), bias)
 
 
 def tied_cross_entropy(vectors, table, bias, labels):

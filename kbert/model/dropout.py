@@ -60,7 +60,12 @@ def factors(shape, seed, rate: float):
 
 
 def survives(shape, seed, rate: float):
-    return random_shorts(shape, seed) >= round(rate * 2**16) - 2**15
+    return random_shorts(shape, seed) >= kept_from(rate)
+
+
+def kept_from(rate: float) -> int:
+    """The least of the 65,536 random shorts that does not drop an element."""
+    return round(rate * 2**16) - 2**15
 
 
 def random_shorts(shape, seed):
@@ -72,9 +77,7 @@ def random_shorts(shape, seed):
 
 def random_bits(shape, seed):
     """Uniform int32 of that shape, a function of the two numbers in `seed` alone."""
-    seed = ops.cast(seed, "int32")
-    first_key = mixed(seed[0] + mixed(seed[1]))
-    second_key = mixed(seed[1] + mixed(seed[0] + GOLDEN_RATIO))
+    first_key, second_key = keys(seed)
     # An element's number in the array, from the key on: TensorFlow would compute numbers that depend on shapes alone
     # before it compiles, and keep up to 10 MB a mask, several times, in the process.
     elements = first_key
@@ -83,6 +86,12 @@ def random_bits(shape, seed):
         numbers = stride * ops.arange(length, dtype="int32")
         elements = elements + ops.reshape(numbers, [length] + [1] * (len(shape) - axis - 1))
     return mixed(elements, second_key)
+
+
+def keys(seed):
+    """Two of an array's own, int32."""
+    seed = ops.cast(seed, "int32")
+    return mixed(seed[0] + mixed(seed[1])), mixed(seed[1] + mixed(seed[0] + GOLDEN_RATIO))
 
 
 def mixed(x, key=0):

@@ -13,15 +13,15 @@ def prepare(job):
     import jax
     import jax.numpy as jnp
 
-    def random(shape):
-        return jnp.ones(shape, job["precision"])
+    numbers = jax.jit(jax.random.normal, static_argnums=(1, 2))
 
-    def seconds(function, left, right):
-        function(left, right).block_until_ready()
+    def random(shape):  # of many, as a GPU is slower where it has to read other factors than those before
+        return [numbers(key, tuple(shape), job["precision"]) for key in jax.random.split(jax.random.key(1), REPETITIONS)]
+
+    def seconds(function, lefts, rights):
+        jax.block_until_ready(function(lefts, rights))
         begin = time.perf_counter()
-        for _ in range(REPETITIONS):
-            result = function(left, right)
-        result.block_until_ready()
+        jax.block_until_ready(function(lefts, rights))
         return (time.perf_counter() - begin) / REPETITIONS
 
     def form(left_across, right_across):
@@ -29,8 +29,11 @@ def prepare(job):
             left = jnp.swapaxes(left, -1, -2) if left_across else left
             return left @ (jnp.swapaxes(right, -1, -2) if right_across else right)
 
+        def every(lefts, rights):  # in one call, which takes longer to begin than a product does
+            return [multiply(*factors) for factors in zip(lefts, rights, strict=True)]
+
         name = f"JAX{', left across' * left_across}{', right across' * right_across}"
-        return name, (left_across, right_across, jax.jit(multiply))
+        return name, (left_across, right_across, jax.jit(every))
 
     forms = dict(itertools.starmap(form, itertools.product((False, True), repeat=2)))
     versions = f"jax {jax.__version__}, {jax.devices()[0].device_kind}"
