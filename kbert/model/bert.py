@@ -14,9 +14,9 @@ from kbert.model.kernels import Kernels
 from kbert.model.tokens import Rows, Tokens
 
 if keras.backend.backend() == "jax":
-    from kbert.model import gpu_kernels
+    from kbert.model.gpu import layer as gpu
 else:
-    gpu_kernels = None
+    gpu = None
 
 
 def new_initializer(config: BertConfig) -> keras.initializers.Initializer:
@@ -76,7 +76,7 @@ class Embeddings(keras.layers.Layer):
         return piece(dropped, (normed,), (self.dropout.next_seed(training),), rate=self.dropout.rate)
 
     def segments(self, segment_ids):
-        if not gpu_kernels:
+        if not gpu:
             return ops.take(self.segment_embeddings, segment_ids, axis=0)
         # Of so few rows the gradient is slow on a GPU under XLA: the tokens of a segment add to its row one by one.
         chosen = ops.one_hot(segment_ids, self.config.type_vocab_size, dtype=self.compute_dtype)
@@ -166,8 +166,8 @@ class EncoderLayer(keras.layers.Layer):
 
         Returns the same shape and, on request, the probabilities [B, A, S or N, S].
         """
-        if gpu_kernels and asking is None and not probabilities and gpu_kernels.know(x, tokens):
-            return gpu_kernels.layer(self, x, mask, tokens.heads, self.next_seeds(training, seeds)), None
+        if gpu and asking is None and not probabilities and gpu.know(x, tokens):
+            return gpu.layer(self, x, mask, tokens.heads, self.next_seeds(training, seeds)), None
         how = {"tokens": tokens, "askers": askers, "training": training, "seed": seeds[0], "piece": piece}
         attended, found = self.self_attention(x, mask, asking, probabilities=probabilities, **how)
         x = x if asking is None else asking

@@ -19,15 +19,24 @@ DROPOUT = [
 ]
 
 
-@pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_outputs_gradients_and_training_are_the_same_under(backend):
+def run_tests(backend, *arguments):
+    """What pytest prints, of tests that have to pass under this backend."""
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed: pip install {backend}")
-    command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider"]
-    command += ["-k", " or ".join(["parity", *GOLDEN_STEPS, *DROPOUT])]
-    files = ("model/test_parity.py", "training/test_optimization.py", "model/test_dropout.py")
-    command += [str(TESTS / file) for file in files]
+    command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", *arguments]
     environment = os.environ | {"KERAS_BACKEND": backend}
     result = subprocess.run(command, cwd=TESTS.parent, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-1000:]
-    assert f"{25 + len(GOLDEN_STEPS) + len(DROPOUT)} passed" in result.stdout
+    return result.stdout
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_outputs_gradients_and_training_are_the_same_under(backend):
+    files = ("model/test_parity.py", "training/test_optimization.py", "model/test_dropout.py")
+    chosen = " or ".join(["parity", *GOLDEN_STEPS, *DROPOUT])
+    printed = run_tests(backend, "-k", chosen, *(str(TESTS / file) for file in files))
+    assert f"{25 + len(GOLDEN_STEPS) + len(DROPOUT)} passed" in printed
+
+
+def test_a_gpus_kernels_compute_what_the_layer_does():
+    assert "5 passed" in run_tests("jax", str(TESTS / "model" / "gpu.py"))

@@ -16,7 +16,9 @@ def prepare(job):
     numbers = jax.jit(jax.random.normal, static_argnums=(1, 2))
 
     def random(shape):  # of many, as a GPU is slower where it has to read other factors than those before
-        return [numbers(key, tuple(shape), job["precision"]) for key in jax.random.split(jax.random.key(1), REPETITIONS)]
+        return [
+            numbers(key, tuple(shape), job["precision"]) for key in jax.random.split(jax.random.key(1), REPETITIONS)
+        ]
 
     def seconds(function, lefts, rights):
         jax.block_until_ready(function(lefts, rights))

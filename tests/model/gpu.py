@@ -1,4 +1,4 @@
-"""The kernels of kbert/model/gpu_kernels.py beside the layer without them; interpreted, on JAX, by test_backends.py."""
+"""The kernels of kbert/model/gpu/ beside the layer without them; interpreted, on JAX, by test_backends.py."""
 
 import dataclasses
 
@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from kbert.config import BertConfig
-from kbert.model import gpu_kernels
 from kbert.model.bert import Bert
+from kbert.model.gpu import kernels
+from kbert.model.gpu import layer as gpu
 from kbert.model.tokens import Rows, Tokens
 
 CONFIG = BertConfig(
@@ -68,10 +69,10 @@ def distance(found, wanted):
 
 @pytest.fixture
 def interpreted(monkeypatch):
-    monkeypatch.setattr(gpu_kernels, "INTERPRETED", True)
+    monkeypatch.setattr(kernels, "INTERPRETED", True)
     called = []
-    layer = gpu_kernels.layer
-    monkeypatch.setattr(gpu_kernels, "layer", lambda *given: called.append(given) or layer(*given))
+    layer = gpu.layer
+    monkeypatch.setattr(gpu, "layer", lambda *given: called.append(given) or layer(*given))
     return called
 
 
@@ -83,7 +84,7 @@ def test_kernels_compute_what_the_layer_does(packed, training, activation, inter
     bert, given = new_bert(hidden_act=activation), features(packed)
     wanted = outputs_and_gradients(bert, given, training)
     assert not interpreted
-    monkeypatch.setattr(gpu_kernels, "PRECISIONS", ("float32",))
+    monkeypatch.setattr(gpu, "PRECISIONS", ("float32",))
     found = outputs_and_gradients(bert, given, training)
     assert len(interpreted) == CONFIG.num_hidden_layers
     paths = ["vectors", *(variable.path for variable in bert.trainable_variables)]
@@ -99,7 +100,7 @@ def test_kernels_round_no_more_than_the_layer_does(interpreted, monkeypatch):
         bert = new_bert()
         found = outputs_and_gradients(bert, features(packed=False))
         assert len(interpreted) == CONFIG.num_hidden_layers
-        monkeypatch.setattr(gpu_kernels, "know", lambda *given: False)
+        monkeypatch.setattr(gpu, "know", lambda *given: False)
         plain = outputs_and_gradients(bert, features(packed=False))
     finally:
         keras.config.set_dtype_policy("float32")
@@ -112,10 +113,10 @@ def test_kernels_are_left_out_where_they_do_not_know_the_work(interpreted, monke
     def known(dtype="bfloat16", batch=2, length=48, heads=3, width=64, kind=Rows):
         tokens = Rows(batch, length, heads)
         tokens.__class__ = kind
-        return gpu_kernels.know(jnp.zeros((batch * length, heads * width), dtype), tokens)
+        return gpu.know(jnp.zeros((batch * length, heads * width), dtype), tokens)
 
     assert known() and known(width=32, heads=4)
-    assert not known("float32") and not known("float16") and not known(kind=Tokens) and not known(length=40) and not known(batch=1)
-    assert not known(width=48, heads=4) and not known(width=256)
-    monkeypatch.setattr(gpu_kernels, "INTERPRETED", False)
+    assert not known("float32") and not known("float16") and not known(kind=Tokens)
+    assert not known(length=40) and not known(batch=1) and not known(width=48, heads=4) and not known(width=256)
+    monkeypatch.setattr(kernels, "INTERPRETED", False)
     assert not known()  # on this CPU
