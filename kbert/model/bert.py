@@ -4,6 +4,8 @@ Shapes: B batch, S sequence length, H hidden size, A heads, D head size, L layer
 T tokens of a batch that are not padding.
 """
 
+import contextlib
+
 import keras
 from keras import ops
 
@@ -13,10 +15,10 @@ from kbert.model.dropout import Dropout, dropped
 from kbert.model.kernels import Kernels
 from kbert.model.tokens import Rows, Tokens
 
+gpu = None
 if keras.backend.backend() == "jax":
-    from kbert.model.gpu import layer as gpu
-else:
-    gpu = None
+    with contextlib.suppress(ImportError):  # of a JAX that does not have what it needs
+        from kbert.model.gpu import layer as gpu
 
 
 def new_initializer(config: BertConfig) -> keras.initializers.Initializer:
@@ -65,7 +67,10 @@ class Embeddings(keras.layers.Layer):
     def call(self, input_ids, segment_ids, position_ids=None, training=False, piece=directly):
         """3 x [B, S] -> [B, S, H], or [T] -> [T, H]."""
         tokens = ops.take(self.token_embeddings, input_ids, axis=0)
-        segments = self.segments(segment_ids)
+        if gpu and gpu.is_there():
+            segments = gpu.rows_of_few(ops.convert_to_tensor(self.segment_embeddings), segment_ids)
+        else:
+            segments = ops.take(self.segment_embeddings, segment_ids, axis=0)
         if position_ids is None:
             positions = self.first_positions(input_ids)
         else:
@@ -74,13 +79,6 @@ class Embeddings(keras.layers.Layer):
         sums = (tokens, segments + positions, gamma, beta)
         normed = piece(normed_sum, sums, (None,), rate=0.0, epsilon=self.layer_norm.epsilon)
         return piece(dropped, (normed,), (self.dropout.next_seed(training),), rate=self.dropout.rate)
-
-    def segments(self, segment_ids):
-        if not gpu:
-            return ops.take(self.segment_embeddings, segment_ids, axis=0)
-        # Of so few rows the gradient is slow on a GPU under XLA: the tokens of a segment add to its row one by one.
-        chosen = ops.one_hot(segment_ids, self.config.type_vocab_size, dtype=self.compute_dtype)
-        return ops.sum(chosen[..., None] * self.segment_embeddings, axis=-2)
 
     def first_positions(self, input_ids):  # [B, S] -> [S, H]
         self.check_length(input_ids)
@@ -166,8 +164,9 @@ class EncoderLayer(keras.layers.Layer):
 
         Returns the same shape and, on request, the probabilities [B, A, S or N, S].
         """
-        if gpu and asking is None and not probabilities and gpu.know(x, tokens):
-            return gpu.layer(self, x, mask, tokens.heads, self.next_seeds(training, seeds)), None
+        if gpu and asking is None and not probabilities and gpu.can_compute(x, tokens):
+            dropouts = zip(self.dropouts, seeds, strict=True)
+            return gpu.layer(self, x, mask, [dropout.next_seed(training, seed) for dropout, seed in dropouts]), None
         how = {"tokens": tokens, "askers": askers, "training": training, "seed": seeds[0], "piece": piece}
         attended, found = self.self_attention(x, mask, asking, probabilities=probabilities, **how)
         x = x if asking is None else asking
@@ -175,13 +174,14 @@ class EncoderLayer(keras.layers.Layer):
         x = self.residual(x, self.feed_forward(x, piece), self.feed_forward_norm, training, seeds[2], piece)
         return x, found
 
-    def next_seeds(self, training, seeds=(None, None, None)):
-        dropouts = (self.self_attention.dropout, self.dropout, self.dropout)
-        return [dropout.next_seed(training, seed) for dropout, seed in zip(dropouts, seeds, strict=True)]
+    @property
+    def dropouts(self):
+        """In the order in which they draw."""
+        return self.self_attention.dropout, self.dropout, self.dropout
 
     def recomputed(self, x, mask, tokens):
         """The output in training, of which only x is kept for the gradient: all within is computed once more for it."""
-        seeds = self.next_seeds(training=True)  # the same masks both times
+        seeds = [dropout.seed_generator.next() for dropout in self.dropouts]  # the same masks both times
         return keras.remat(lambda x: self(x, mask, tokens=tokens, training=True, seeds=seeds)[0])(x)
 
     def residual(self, x, change, norm, training, seed, piece):

@@ -15,10 +15,10 @@ def prepare(job):
 
     numbers = jax.jit(jax.random.normal, static_argnums=(1, 2))
 
-    def random(shape):  # of many, as a GPU is slower where it has to read other factors than those before
-        return [
-            numbers(key, tuple(shape), job["precision"]) for key in jax.random.split(jax.random.key(1), REPETITIONS)
-        ]
+    def random(shape):
+        # Several factors: of one alone a GPU would have in its cache what a step has to read.
+        every = jax.random.split(jax.random.key(1), REPETITIONS)
+        return [numbers(key, tuple(shape), job["precision"]) for key in every]
 
     def seconds(function, lefts, rights):
         jax.block_until_ready(function(lefts, rights))
@@ -31,7 +31,7 @@ def prepare(job):
             left = jnp.swapaxes(left, -1, -2) if left_across else left
             return left @ (jnp.swapaxes(right, -1, -2) if right_across else right)
 
-        def every(lefts, rights):  # in one call, which takes longer to begin than a product does
+        def every(lefts, rights):  # in one call: to begin one can take longer than a product
             return [multiply(*factors) for factors in zip(lefts, rights, strict=True)]
 
         name = f"JAX{', left across' * left_across}{', right across' * right_across}"

@@ -6,8 +6,8 @@ from collections.abc import Callable
 def timed(products: list[dict], forms: dict, random: Callable, seconds: Callable) -> dict:
     """A round: the seconds of all products in their fastest forms, and of each form.
 
-    forms: by name whether the left and the right factor lie across, and the function; random: a shape to an array;
-    seconds: what function(left, right) takes.
+    forms: by name whether the left and the right factor lie across, and the function; random: a shape to a factor, or
+    to several; seconds: what function takes of two such.
     """
     told = {}
     for product in products:

@@ -10,7 +10,7 @@ from jax import lax
 from jax.experimental import pallas
 from jax.experimental.pallas import triton
 
-from kbert.model.gpu import kernels
+from kbert.model.gpu import programs
 
 # Queries and keys of a program, and its warps: of some the fastest on an H200.
 AT_ONCE, WARPS = 64, 4
@@ -38,7 +38,7 @@ def attention(joined, bias, mask, seed, heads: int, rate: float):
     what = Attention(batch, length, heads, width, block, 0.0 if seed is None else rate)
     joined = jnp.reshape(joined, (batch, length, 3, heads, width))
     bias = jnp.reshape(bias, (3, heads, width))
-    return jnp.reshape(_attend(what, joined, bias, mask[:, 0], kernels.hashed(seed)), (batch * length, heads * width))
+    return jnp.reshape(_attend(what, joined, bias, mask[:, 0], programs.hashed(seed)), (batch * length, heads * width))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -59,7 +59,7 @@ def _attend_forward(what, joined, bias, mask, hashed):
             jax.ShapeDtypeStruct((what.batch, what.length, what.heads, what.width), joined.dtype),
             jax.ShapeDtypeStruct((what.batch, what.heads, what.length), "float32"),
         ],
-        **kernels.how(WARPS),
+        **programs.options(WARPS),
     )(joined, bias, mask, hashed)
     return found, (joined, bias, mask, hashed, found, log_totals)
 
@@ -76,7 +76,7 @@ def _attend_backward(what, kept, gradient):
         in_specs=[*_specs_of_inputs(what, bias, mask), of_outputs, of_rows, of_rows],
         out_specs=pallas.BlockSpec((None, what.block, 3, None, what.width), lambda b, a, i: (b, i, 0, a, 0)),
         out_shape=jax.ShapeDtypeStruct(joined.shape, joined.dtype),
-        **kernels.how(WARPS),
+        **programs.options(WARPS),
     )(joined, bias, mask, hashed, gradient, log_totals, lost)
     of_bias = jnp.sum(of_joined, axis=(0, 1), dtype="float32").astype(bias.dtype)
     return of_joined, of_bias, None, None
@@ -111,7 +111,7 @@ def _tools(what, joined, bias, mask, hashed):
 
     def dropped(rows, columns, weights):
         first = head * what.length + rows.start
-        return kernels.dropped(weights, first, columns.start, what.length, hashed, what.rate)
+        return programs.dropped(weights, first, columns.start, what.length, hashed, what.rate)
 
     return vectors, scores, dropped
 

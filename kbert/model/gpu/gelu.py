@@ -6,14 +6,15 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas
 
-from kbert.model.gpu import kernels
+from kbert.model.between import CUBIC, STEEPNESS
+from kbert.model.gpu import programs
 
 # Rows and columns of a program, and its warps: of some the fastest on an H200.
 ROWS, COLUMNS, WARPS = 32, 256, 8
 
 
 @jax.custom_vjp
-def gelu(hidden, bias):
+def biased_gelu(hidden, bias):
     """gelu_tanh(hidden + bias), [T, I]."""
     return _gelu_forward(hidden, bias)[0]
 
@@ -25,8 +26,8 @@ def _gelu_forward(hidden, bias):
         grid=grid,
         in_specs=[vectors, of_bias],
         out_specs=vectors,
-        out_shape=kernels.like(hidden),
-        **kernels.how(WARPS),
+        out_shape=programs.like(hidden),
+        **programs.options(WARPS),
     )(hidden, bias)
     return found, (hidden, bias)
 
@@ -39,31 +40,33 @@ def _gelu_backward(kept, gradient):
         grid=grid,
         in_specs=[vectors, of_bias, vectors],
         out_specs=[vectors, of_program],
-        out_shape=[kernels.like(hidden), jax.ShapeDtypeStruct((grid[0], hidden.shape[1]), "float32")],
-        **kernels.how(WARPS),
+        out_shape=[programs.like(hidden), jax.ShapeDtypeStruct((grid[0], hidden.shape[1]), "float32")],
+        **programs.options(WARPS),
     )(hidden, bias, gradient)
     return of_hidden, jnp.sum(sums, axis=0).astype(bias.dtype)
 
 
-gelu.defvjp(_gelu_forward, _gelu_backward)
+biased_gelu.defvjp(_gelu_forward, _gelu_backward)
+
+
+def columns(width: int) -> int:
+    """Of so many as many as a program has."""
+    return math.gcd(width, COLUMNS)
 
 
 def _specs_of_gelu(hidden):
-    columns = math.gcd(hidden.shape[1], COLUMNS)
+    rows, width = hidden.shape
+    count = columns(width)
     return (
-        (hidden.shape[0] // ROWS, hidden.shape[1] // columns),
-        pallas.BlockSpec((ROWS, columns), lambda i, j: (i, j)),
-        pallas.BlockSpec((columns,), lambda i, j: (j,)),
-        pallas.BlockSpec((None, columns), lambda i, j: (i, j)),
+        (rows // ROWS, width // count),
+        pallas.BlockSpec((ROWS, count), lambda i, j: (i, j)),
+        pallas.BlockSpec((count,), lambda i, j: (j,)),
+        pallas.BlockSpec((None, count), lambda i, j: (i, j)),
     )
 
 
-# 0.5 + 0.5 tanh(z) is 1 / (1 + exp(-2 z)).
-STEEPNESS = (8 / math.pi) ** 0.5
-
-
 def _likely(x):
-    return 1 / (1 + jnp.exp(-STEEPNESS * x * (1 + 0.044715 * x * x)))
+    return 1 / (1 + jnp.exp(-STEEPNESS * x * (1 + CUBIC * x * x)))
 
 
 def _gelu_kernel(hidden, bias, output):
@@ -74,7 +77,7 @@ def _gelu_kernel(hidden, bias, output):
 def _gelu_gradient_kernel(hidden, bias, gradient, of_hidden, of_bias):
     x = hidden[...].astype("float32") + bias[...]
     likely = _likely(x)
-    density = likely * (1 - likely) * STEEPNESS * (1 + 3 * 0.044715 * x * x)
+    density = likely * (1 - likely) * STEEPNESS * (1 + 3 * CUBIC * x * x)
     found = gradient[...] * (likely + x * density)
     of_hidden[...] = found.astype(of_hidden.dtype)
     of_bias[...] = jnp.sum(found, axis=0)
