@@ -25,6 +25,7 @@ def run_tests(backend, *arguments):
         pytest.skip(f"{backend} is not installed: pip install {backend}")
     command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", *arguments]
     environment = os.environ | {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu"}
+    environment["XLA_FLAGS"] = "--xla_backend_optimization_level=0"  # most of the time is JAX's compiler's
     result = subprocess.run(command, cwd=TESTS.parent, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-1000:]
     return result.stdout
