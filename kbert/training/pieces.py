@@ -24,7 +24,6 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from kbert.model import between
-from kbert.model.between import CUBIC, STEEPNESS
 from kbert.model.dropout import dropped, factors
 from kbert.training import planning
 from kbert.training.distribution import only_cpus
@@ -308,8 +307,8 @@ MULTIPLY = {between.tied_cross_entropy}  # have products, which are not compiled
 UNCOMPILED = {
     between.normed_sum: normed_sum_ways,
     between.ACTIVATIONS["gelu_tanh"]: gelu_ways(
-        lambda x: tf.sigmoid(x * (CUBIC * STEEPNESS * tf.square(x) + STEEPNESS)),
-        lambda x, found: found * (1 - found) * (3 * CUBIC * STEEPNESS * tf.square(x) + STEEPNESS),
+        lambda x: tf.sigmoid(between.gelu_logit(x)),
+        lambda x, found: found * (1 - found) * between.gelu_logit_slope(x),
     ),
     between.ACTIVATIONS["gelu_erf"]: gelu_ways(
         lambda x: 0.5 * tf.math.erf(x * 0.5**0.5) + 0.5,

@@ -78,7 +78,6 @@ def distances(found, wanted) -> dict:
 @pytest.fixture
 def computed(monkeypatch):
     """What the kernels' layer was called with."""
-    monkeypatch.setattr(programs, "INTERPRETED", True)
     called, layer = [], gpu.layer
     monkeypatch.setattr(gpu, "layer", lambda *given: called.append(given) or layer(*given))
     return called
@@ -96,6 +95,7 @@ def test_kernels_compute_what_the_layer_does(packed, training, changes, computed
     bert, given = new_bert(**changes), features(packed)
     wanted = outputs_and_gradients(bert, given, training)
     assert not computed
+    monkeypatch.setattr(programs, "INTERPRETED", True)
     monkeypatch.setattr(gpu, "PRECISION", "float32")
     found = outputs_and_gradients(bert, given, training)
     assert len(computed) == 1
@@ -104,6 +104,7 @@ def test_kernels_compute_what_the_layer_does(packed, training, changes, computed
 
 def test_kernels_round_no_more_than_the_layer_does(computed, monkeypatch):
     exact = outputs_and_gradients(new_bert(), features(packed=False))
+    monkeypatch.setattr(programs, "INTERPRETED", True)
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
         bert = new_bert()
@@ -118,14 +119,16 @@ def test_kernels_round_no_more_than_the_layer_does(computed, monkeypatch):
     assert np.median(ratios) < 1 and max(ratios) < 1.2
 
 
-def test_a_segment_that_a_table_has_not_is_not_a_number(computed):
+def test_a_segment_that_a_table_has_not_is_not_a_number():
     table = jnp.arange(6.0).reshape(2, 3)
     found = np.array(gpu.rows_of_few(table, jnp.array([1, 0, 2])))
     np.testing.assert_array_equal(found[:2], [[3, 4, 5], [0, 1, 2]])
     assert np.isnan(found[2]).all()
 
 
-def test_kernels_are_left_out_where_they_cannot_compute(computed, monkeypatch):
+def test_kernels_are_left_out_where_they_cannot_compute(monkeypatch):
+    monkeypatch.setattr(programs, "INTERPRETED", True)
+
     def known(dtype="bfloat16", batch=2, length=48, heads=3, width=64, tokens=None):
         vectors = jax.ShapeDtypeStruct((batch * length, heads * width), dtype)
         return gpu.can_compute(vectors, tokens or Rows(batch, length, heads))

@@ -27,26 +27,26 @@ class Attention(NamedTuple):
     rate: float
 
 
-def attention(joined, bias, mask, seed, heads: int, rate: float):
-    """dropout(softmax(Q K^T + mask)) V, of the vectors of Q, K, V side by side, joined [T, 3H] + bias [3H] -> [T, H].
+def attention(qkv, bias, mask, seed, heads: int, rate: float):
+    """dropout(softmax(Q K^T + mask)) V, of the vectors of Q, K, V side by side, qkv [T, 3H] + bias [3H] -> [T, H].
 
     mask [B, 1, 1 or S, S] is added; seed: None where nothing is dropped.
     """
     batch, length = mask.shape[0], mask.shape[-1]
-    width = joined.shape[-1] // (3 * heads)
+    width = qkv.shape[-1] // (3 * heads)
     block = math.gcd(length, AT_ONCE)
     what = Attention(batch, length, heads, width, block, 0.0 if seed is None else rate)
-    joined = jnp.reshape(joined, (batch, length, 3, heads, width))
+    qkv = jnp.reshape(qkv, (batch, length, 3, heads, width))
     bias = jnp.reshape(bias, (3, heads, width))
-    return jnp.reshape(_attend(what, joined, bias, mask[:, 0], programs.hashed(seed)), (batch * length, heads * width))
+    return jnp.reshape(_attend(what, qkv, bias, mask[:, 0], programs.hashed(seed)), (batch * length, heads * width))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(what, joined, bias, mask, hashed):
-    return _attend_forward(what, joined, bias, mask, hashed)[0]
+def _attend(what, qkv, bias, mask, hashed):
+    return _attend_forward(what, qkv, bias, mask, hashed)[0]
 
 
-def _attend_forward(what, joined, bias, mask, hashed):
+def _attend_forward(what, qkv, bias, mask, hashed):
     found, log_totals = pallas.pallas_call(
         functools.partial(_attention_kernel, what),
         grid=_grid(what),
@@ -56,30 +56,30 @@ def _attend_forward(what, joined, bias, mask, hashed):
             pallas.BlockSpec((None, None, what.block), lambda b, a, i: (b, a, i)),
         ],
         out_shape=[
-            jax.ShapeDtypeStruct((what.batch, what.length, what.heads, what.width), joined.dtype),
+            jax.ShapeDtypeStruct((what.batch, what.length, what.heads, what.width), qkv.dtype),
             jax.ShapeDtypeStruct((what.batch, what.heads, what.length), "float32"),
         ],
         **programs.options(WARPS),
-    )(joined, bias, mask, hashed)
-    return found, (joined, bias, mask, hashed, found, log_totals)
+    )(qkv, bias, mask, hashed)
+    return found, (qkv, bias, mask, hashed, found, log_totals)
 
 
 def _attend_backward(what, kept, gradient):
-    joined, bias, mask, hashed, found, log_totals = kept
+    qkv, bias, mask, hashed, found, log_totals = kept
     # What a row of weights loses as they add up to 1: the sum of weights x their gradients, by the outputs.
     lost = jnp.sum(gradient.astype("float32") * found.astype("float32"), axis=-1).swapaxes(1, 2)  # [B, A, S]
     of_outputs = pallas.BlockSpec((None, what.length, None, what.width), lambda b, a, i: (b, 0, a, 0))
     of_rows = pallas.BlockSpec((None, None, what.length), lambda b, a, i: (b, a, 0))
-    of_joined = pallas.pallas_call(
+    of_qkv = pallas.pallas_call(
         functools.partial(_attention_gradient_kernel, what),
         grid=_grid(what),
         in_specs=[*_specs_of_inputs(what, bias, mask), of_outputs, of_rows, of_rows],
         out_specs=pallas.BlockSpec((None, what.block, 3, None, what.width), lambda b, a, i: (b, i, 0, a, 0)),
-        out_shape=jax.ShapeDtypeStruct(joined.shape, joined.dtype),
+        out_shape=jax.ShapeDtypeStruct(qkv.shape, qkv.dtype),
         **programs.options(WARPS),
-    )(joined, bias, mask, hashed, gradient, log_totals, lost)
-    of_bias = jnp.sum(of_joined, axis=(0, 1), dtype="float32").astype(bias.dtype)
-    return of_joined, of_bias, None, None
+    )(qkv, bias, mask, hashed, gradient, log_totals, lost)
+    of_bias = jnp.sum(of_qkv, axis=(0, 1), dtype="float32").astype(bias.dtype)
+    return of_qkv, of_bias, None, None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
@@ -89,7 +89,7 @@ def _grid(what):
     return what.batch, what.heads, what.length // what.block
 
 
-def _specs_of_inputs(what, bias, mask):  # of a head all of joined [B, S, 3, A, D], of mask [B, 1 or S, S]
+def _specs_of_inputs(what, bias, mask):  # of a head all of qkv [B, S, 3, A, D], of mask [B, 1 or S, S]
     return [
         pallas.BlockSpec((None, what.length, 3, None, what.width), lambda b, a, i: (b, 0, 0, a, 0)),
         pallas.BlockSpec((3, None, what.width), lambda b, a, i: (0, a, 0)),
@@ -98,12 +98,12 @@ def _specs_of_inputs(what, bias, mask):  # of a head all of joined [B, S, 3, A, 
     ]
 
 
-def _tools(what, joined, bias, mask, hashed):
+def _tools(what, qkv, bias, mask, hashed):
     """Functions of places, for the kernels: vectors of a part, masked scores, and dropout of what stands there."""
     head = pallas.program_id(0) * what.heads + pallas.program_id(1)
 
     def vectors(places, part):
-        return joined[places, part, :] + bias[part, :][None, :]
+        return qkv[places, part, :] + bias[part, :][None, :]
 
     def scores(rows, columns, query, key):
         masked = mask[0, columns][None, :] if mask.shape[0] == 1 else mask[rows, columns]
@@ -116,8 +116,8 @@ def _tools(what, joined, bias, mask, hashed):
     return vectors, scores, dropped
 
 
-def _attention_kernel(what, joined, bias, mask, hashed, output, log_totals):
-    vectors, scores, dropped = _tools(what, joined, bias, mask, hashed)
+def _attention_kernel(what, qkv, bias, mask, hashed, output, log_totals):
+    vectors, scores, dropped = _tools(what, qkv, bias, mask, hashed)
     rows = pallas.ds(pallas.program_id(2) * what.block, what.block)
     query = vectors(rows, 0)
 
@@ -138,10 +138,10 @@ def _attention_kernel(what, joined, bias, mask, hashed, output, log_totals):
     log_totals[...] = largest + jnp.log(total)
 
 
-def _attention_gradient_kernel(what, joined, bias, mask, hashed, gradient, log_totals, lost, of_joined):
+def _attention_gradient_kernel(what, qkv, bias, mask, hashed, gradient, log_totals, lost, of_qkv):
     """Of a block of keys and values what all queries ask of them, of as many queries what they see."""
-    vectors, scores, dropped = _tools(what, joined, bias, mask, hashed)
-    own, dtype = pallas.ds(pallas.program_id(2) * what.block, what.block), joined.dtype
+    vectors, scores, dropped = _tools(what, qkv, bias, mask, hashed)
+    own, dtype = pallas.ds(pallas.program_id(2) * what.block, what.block), qkv.dtype
     zeros = jnp.zeros((what.block, what.width), "float32")
 
     def between(rows, columns):
@@ -166,4 +166,4 @@ def _attention_gradient_kernel(what, joined, bias, mask, hashed, gradient, log_t
     of_key, of_value = lax.fori_loop(0, blocks, asked_by, (zeros, zeros))
     of_query = lax.fori_loop(0, blocks, looks_at, zeros)
     for part, one in enumerate((of_query, of_key, of_value)):
-        of_joined[:, part, :] = one.astype(dtype)
+        of_qkv[:, part, :] = one.astype(dtype)

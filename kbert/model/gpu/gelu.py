@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas
 
-from kbert.model.between import CUBIC, STEEPNESS
+from kbert.model.between import gelu_logit, gelu_logit_slope
 from kbert.model.gpu import programs
 
 # Rows and columns of a program, and its warps: of some the fastest on an H200.
@@ -66,7 +66,7 @@ def _specs_of_gelu(hidden):
 
 
 def _likely(x):
-    return 1 / (1 + jnp.exp(-STEEPNESS * x * (1 + CUBIC * x * x)))
+    return 1 / (1 + jnp.exp(-gelu_logit(x)))
 
 
 def _gelu_kernel(hidden, bias, output):
@@ -77,7 +77,7 @@ def _gelu_kernel(hidden, bias, output):
 def _gelu_gradient_kernel(hidden, bias, gradient, of_hidden, of_bias):
     x = hidden[...].astype("float32") + bias[...]
     likely = _likely(x)
-    density = likely * (1 - likely) * STEEPNESS * (1 + 3 * CUBIC * x * x)
+    density = likely * (1 - likely) * gelu_logit_slope(x)
     found = gradient[...] * (likely + x * density)
     of_hidden[...] = found.astype(of_hidden.dtype)
     of_bias[...] = jnp.sum(found, axis=0)
