@@ -15,6 +15,7 @@ from kbert.model.gpu import programs
 from kbert.model.gpu.attention import attention
 from kbert.model.gpu.gelu import biased_gelu
 from kbert.model.gpu.normed_sum import biased_normed_sum
+from kbert.model.pretraining import BertPretrainer
 from kbert.model.tokens import Rows, Tokens
 
 CONFIG = BertConfig(
@@ -117,6 +118,26 @@ def test_kernels_round_no_more_than_the_layer_does(computed, monkeypatch):
     assert found["vectors"] > 1e-4
     ratios = [found[name] / plain[name] for name in found]
     assert np.median(ratios) < 1 and max(ratios) < 1.2
+
+
+def test_a_models_own_products_are_in_the_precision_asked_for():
+    """And of classes that a GPU's memory is aligned to: without a cast JAX would have the table's float32."""
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = BertPretrainer(CONFIG, next_sentence=False)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    given = features(packed=False) | {"masked_lm_positions": np.ones((BATCH, 5), "int32")}
+
+    def logits(learned):
+        fixed = [variable.value for variable in model.non_trainable_variables]
+        return model.stateless_call(learned, fixed, given)[0]["masked_lm_logits"]
+
+    lowered = jax.jit(logits).lower([variable.value for variable in model.trainable_variables])
+    assert lowered.out_info.shape == (BATCH, 5, 50)
+    products = [line for line in lowered.as_text().splitlines() if "dot_general" in line]
+    assert products and not [line for line in products if "f32" in line.replace("bf16", "")]
+    assert "tensor<192x64xbf16>" in products[-1]
 
 
 def test_a_segment_that_a_table_has_not_is_not_a_number():

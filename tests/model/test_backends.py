@@ -40,4 +40,4 @@ def test_outputs_gradients_and_training_are_the_same_under(backend):
 
 
 def test_a_gpus_kernels_compute_what_the_layer_does():
-    assert "15 passed" in run_tests("jax", str(TESTS / "model" / "gpu.py"))
+    assert "16 passed" in run_tests("jax", str(TESTS / "model" / "gpu.py"))
