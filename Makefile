@@ -7,8 +7,8 @@
 
 python := .venv/bin/python
 # Whole files a core, as tests of a file share what is slow to make; in the order that tests/conftest.py gives them.
-# One process more than there are cores, as tests of several processes wait for each other.
-in_parallel := -n $(shell expr $$(nproc) + 1) --dist loadfile --no-loadscope-reorder
+# Two processes more than there are cores, as tests of several processes wait for each other.
+in_parallel := -n $(shell expr $$(nproc) + 2) --dist loadfile --no-loadscope-reorder
 
 demo: .venv/installed
 	$(python) recipes/quickstart.py

@@ -9,7 +9,15 @@ from kbert.weights import huggingface
 from kbert.weights.by_name import without_heads
 
 # They start processes and wait for them: begun last, one core would be left with them.
-BEGIN_FIRST = {"test_recipes", "test_fine_tuning_recipes", "test_distribution", "test_checkpointing", "test_search"}
+BEGIN_FIRST = {
+    "test_recipes",
+    "test_fine_tuning_recipes",
+    "test_distribution",
+    "test_checkpointing",
+    "test_search",
+    "test_data_service",
+    "test_backends",
+}
 
 
 def pytest_collection_modifyitems(items):
