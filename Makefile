@@ -17,7 +17,8 @@ test: .venv/installed-test
 	$(python) -m pytest $(in_parallel)
 
 test-long: .venv/installed-test
-	$(python) -m pytest $(in_parallel) -m "long or not long"
+	$(python) -m pytest $(in_parallel) -m "not alone"
+	$(python) -m pytest -m alone
 
 lint: .venv/installed-test
 	$(python) -m ruff check .

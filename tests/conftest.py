@@ -10,6 +10,7 @@ from kbert.weights.by_name import without_heads
 
 # They start processes and wait for them: begun last, one core would be left with them.
 BEGIN_FIRST = {
+    "test_kills",
     "test_recipes",
     "test_fine_tuning_recipes",
     "test_distribution",

@@ -275,6 +275,7 @@ def test_requests_that_make_no_sense_are_refused_and_harm_nobody(asked, served, 
 
 
 @pytest.mark.long
+@pytest.mark.alone
 @pytest.mark.parametrize("size", [FULL], ids=["full"], indirect=True)
 def test_batches_make_short_requests_faster_and_long_ones_no_slower(asked, size):
     folder, texts, expected = asked

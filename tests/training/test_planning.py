@@ -217,6 +217,7 @@ def test_a_step_in_a_process_of_its_own_is_beside_what_was_predicted(tmp_path, m
 
 
 @pytest.mark.long
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "flags",
     [
