@@ -126,10 +126,8 @@ class Checkpoint(keras.callbacks.Callback):
             error, self.error = self.error, None
             raise error
 
-    def _write(self, step: int, tensors: dict, to_evaluate: bool) -> None:
+    def _write(self, step: int, values: dict, to_evaluate: bool) -> None:
         try:
-            # Not tensor.numpy(), which copies: all there is in memory beside the model is the state itself, once.
-            values = {name: np.asarray(memoryview(tensor)) for name, tensor in tensors.items()}
             for name, value in values.items():
                 if np.issubdtype(value.dtype, np.floating) and not np.isfinite(value).all():
                     raise NonFiniteLoss(f"{name} is not finite after step {step}; {self.last_good()}")
@@ -243,12 +241,13 @@ def state(model) -> dict:
 
 
 def snapshot(model) -> dict:
-    """The state as it is now, on the CPU, whatever the model does next.
+    """The state as it is now, as NumPy arrays, whatever the model does next.
 
-    TensorFlow copies a variable that is changed while someone holds its value: to take them costs nothing here.
+    Not as tensors, for which TensorFlow would copy each variable that the next step changes: its allocator gives
+    nothing back to the system, and puts the copies where the step's own memory was, which it then takes anew.
     """
     with tf.device("CPU:0"):
-        return {name: tf.identity(variable) for name, variable in state(model).items()}
+        return {name: np.array(memoryview(tf.identity(variable))) for name, variable in state(model).items()}
 
 
 def check_shapes(path, values: dict, variables: dict) -> None:

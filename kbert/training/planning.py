@@ -195,7 +195,9 @@ def memory(setting: Setting, device: Device) -> dict[str, int]:
     """
     config, variables = setting.config, 4 * sum(parameters(setting.config).values())
     embeddings = 4 * config.vocab_size * config.hidden_size  # of tokens, the largest variable
-    logits = 3 * 4 * setting.in_part * setting.predictions * config.vocab_size
+    # Compiled whole they are one array, in which what they become takes their place.
+    arrays = 1 if setting.recompute else 3
+    logits = arrays * 4 * setting.in_part * setting.predictions * config.vocab_size
     tokens = setting.batch_size * (3 * setting.sequence_length + 3 * setting.predictions + 1)
     in_pieces = faster_in_pieces(setting.recompute, device.on_gpu)
     of_layers = 0 if device.on_gpu or in_pieces else COMPILED_LAYER
