@@ -80,6 +80,16 @@ def test_a_restored_model_goes_on_as_if_never_stopped(model, tmp_path):
     assert digest(model, "seconds") == expected
 
 
+def test_what_is_to_be_written_is_not_in_tensorflows_memory_and_stays_as_it_was(model):
+    before, taken = {name: np.array(value) for name, value in state(model).items()}, checkpointing.snapshot(model)
+    fit(model, 1)
+    assert taken.keys() == before.keys() and all(value.flags.owndata for value in taken.values())
+    for name, value in taken.items():
+        np.testing.assert_array_equal(value, before[name])
+    after = checkpointing.snapshot(model)
+    assert any((after[name] != value).any() for name, value in taken.items())
+
+
 def test_without_a_checkpoint_a_run_begins_at_step_0(model, tmp_path):
     assert Checkpoint(tmp_path, SETTINGS).restore(model) == 0
 
