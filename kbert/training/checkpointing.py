@@ -243,8 +243,8 @@ def state(model) -> dict:
 def snapshot(model) -> dict:
     """The state as it is now, as NumPy arrays, whatever the model does next.
 
-    Not as tensors, for which TensorFlow would copy each variable that the next step changes: its allocator gives
-    nothing back to the system, and puts the copies where the step's own memory was, which it then takes anew.
+    Not as tensors, for which TensorFlow would copy each variable that the next step changes, in memory that it does not
+    give back to the system: a step of Mini with recomputation, 128 sequences, then took 2,117 MB instead of 1,668.
     """
     with tf.device("CPU:0"):
         return {name: np.array(memoryview(tf.identity(variable))) for name, variable in state(model).items()}
