@@ -195,7 +195,7 @@ def memory(setting: Setting, device: Device) -> dict[str, int]:
     """
     config, variables = setting.config, 4 * sum(parameters(setting.config).values())
     embeddings = 4 * config.vocab_size * config.hidden_size  # of tokens, the largest variable
-    # With recomputation XLA for CPUs has one array of them, as its report says; the rest was not looked at but in pieces.
+    # With recomputation XLA for CPUs has one array of them, as its report says; else only pieces were looked at.
     arrays = 1 if setting.recompute else 3
     logits = arrays * 4 * setting.in_part * setting.predictions * config.vocab_size
     tokens = setting.batch_size * (3 * setting.sequence_length + 3 * setting.predictions + 1)
