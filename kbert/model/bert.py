@@ -10,7 +10,7 @@ import keras
 from keras import ops
 
 from kbert.config import BertConfig
-from kbert.model.between import ACTIVATIONS, attention_weights, directly, masked_softmax, normed_sum
+from kbert.model.between import ACTIVATIONS, affine, attention_weights, directly, masked_softmax, normed_sum
 from kbert.model.dropout import Dropout, dropped
 from kbert.model.kernels import Kernels
 from kbert.model.tokens import Rows, Tokens
@@ -31,6 +31,11 @@ def new_dense(config: BertConfig, inputs: int, units: int, **options) -> keras.l
     dense = keras.layers.Dense(units, kernel_initializer=new_initializer(config), **options)
     dense.build((None, inputs))
     return dense
+
+
+def product(dense: keras.layers.Dense, x, piece):  # [T, inputs] -> [T, units], by a layer without an activation
+    with keras.name_scope(dense.name, caller=dense):  # without which TensorFlow does not see the GELU after one
+        return piece(affine, (x, *(ops.convert_to_tensor(one) for one in (dense.kernel, dense.bias))))
 
 
 def new_layer_norm(config: BertConfig, **options) -> keras.layers.LayerNormalization:
@@ -117,18 +122,18 @@ class SelfAttention(keras.layers.Layer):
         """
         if asking is None:
             askers = tokens
-            query, key, value = self.heads(x, tokens, self.query, self.key, self.value)
+            query, key, value = self.heads(x, tokens, piece, self.query, self.key, self.value)
         else:
-            (query,), (key, value) = self.heads(asking, askers, self.query), self.heads(x, tokens, self.key, self.value)
+            (query,) = self.heads(asking, askers, piece, self.query)
+            key, value = self.heads(x, tokens, piece, self.key, self.value)
         scores = ops.matmul(query, ops.swapaxes(key, -1, -2))
         seed = self.dropout.next_seed(training, seed)
         weights = piece(attention_weights, (scores,), (mask, seed), rate=self.dropout.rate)
         context = askers.joined(ops.matmul(weights, value))
-        return self.projection(context), masked_softmax(scores, mask) if probabilities else None
+        return product(self.projection, context, piece), masked_softmax(scores, mask) if probabilities else None
 
-    def heads(self, x, tokens, *layers):  # [T, H] -> [B, A, S, D] of each layer
-        kernel, bias = self.kernels.of(*layers)
-        return tokens.in_heads(ops.add(ops.matmul(x, kernel), bias), len(layers))
+    def heads(self, x, tokens, piece, *layers):  # [T, H] -> [B, A, S, D] of each layer
+        return tokens.in_heads(piece(affine, (x, *self.kernels.of(*layers))), len(layers))
 
 
 class EncoderLayer(keras.layers.Layer):
@@ -190,7 +195,8 @@ class EncoderLayer(keras.layers.Layer):
         return piece(normed_sum, (x, change, gamma, beta), (seed,), rate=self.dropout.rate, epsilon=norm.epsilon)
 
     def feed_forward(self, x, piece=directly):  # [T, H] -> [T, H]
-        return self.projection(piece(self.activation, (self.intermediate(x),)))
+        x = piece(self.activation, (product(self.intermediate, x, piece),))
+        return product(self.projection, x, piece)
 
 
 @keras.saving.register_keras_serializable(package="kbert")

@@ -1,4 +1,4 @@
-"""What is between a model's matrix products, and of the loss the one before it, as functions without a state.
+"""What is between a model's matrix products, and those with kernels and of the loss, as functions without a state.
 
 Each is called through a `piece`: `directly`, or as a step does that has ways of its own for them
 (kbert/training/pieces.py).
@@ -44,6 +44,10 @@ ACTIVATIONS = {
 def directly(function, inputs, others=(), **constants):
     """function(*inputs, *others, **constants), of which `others` need no gradient."""
     return function(*inputs, *others, **constants)
+
+
+def affine(x, kernel, bias):  # [T, N], [N, M], [M] -> [T, M]
+    return ops.add(ops.matmul(x, kernel), bias)
 
 
 def masked_softmax(scores, mask):  # [B, A, N, S], [B, 1, 1 or N, S] -> [B, A, N, S], float32

@@ -123,7 +123,7 @@ def _computed(ways: Ways, inputs, others):
 @functools.cache  # one for all models of a process: a search trains many, with the same shapes
 def compiled(function, *constants: tuple) -> Ways:
     """Its ways as graphs that XLA compiles, once for each shape; those that multiply have some for the rest."""
-    found = WAYS.get(function, ways)(function, dict(constants))
+    found = IN_PIECES.get(function, ways)(function, dict(constants))
     if function in MULTIPLY:
         return found
     return Ways(*(tf.function(one, autograph=False, jit_compile=True) for one in found))
@@ -219,6 +219,40 @@ def normed_sum_ways(function, constants):
     return Ways(forward, backward)
 
 
+def affine_ways(of_bias):
+    """Of affine. of_bias: the outputs' gradient to that of the bias.
+
+    A kernel that widens is turned for the gradient of what it multiplied, not just read across: in float32 22 instead
+    of 30 ms (8,192 rows, 256 to 1,024), or 8 instead of 10 (300 rows, 768 to 3,072). Narrowing it makes no difference.
+    """
+
+    def ways(function, constants):
+        def forward(inputs, others):
+            return function(*inputs), ()
+
+        def backward(inputs, others, outputs, kept, gradients):
+            (x, kernel, _), (gradient,) = inputs, gradients
+            if kernel.dtype == tf.float32 and kernel.shape[1] > kernel.shape[0]:
+                of_x = tf.matmul(gradient, _turned(kernel))
+            else:
+                of_x = tf.matmul(gradient, kernel, transpose_b=True)
+            return of_x, tf.matmul(x, gradient, transpose_a=True), of_bias(gradient)
+
+        return Ways(forward, backward)
+
+    return ways
+
+
+def _turned(x):  # [N, M] -> [M, N]; a plain transposition TensorFlow would leave to the product after it
+    return tf.reshape(tf.transpose(x[None], [0, 2, 1]), x.shape[::-1])
+
+
+@functools.partial(tf.function, autograph=False, jit_compile=True, reduce_retracing=True)
+def _sum_of_rows(gradient):
+    """Half the time of TensorFlow's gradient of a bias."""
+    return tf.cast(tf.reduce_sum(tf.cast(gradient, tf.float32), axis=0), gradient.dtype)
+
+
 MANY_ROWS = 4  # for each of H numbers: of five it takes 4% off loss and gradient (256 wide), of 0.8 it adds 3% (768)
 
 
@@ -303,8 +337,10 @@ WAYS = {
     between.normed_sum: normed_sum_ways,
     between.tied_cross_entropy: tied_cross_entropy_ways,
 }
-MULTIPLY = {between.tied_cross_entropy}  # have products, which are not compiled
+IN_PIECES = WAYS | {between.affine: affine_ways(_sum_of_rows)}
+MULTIPLY = {between.affine, between.tied_cross_entropy}  # have products, which are not compiled
 UNCOMPILED = {
+    between.affine: affine_ways(lambda gradient: tf.raw_ops.BiasAddGrad(out_backprop=gradient)),
     between.normed_sum: normed_sum_ways,
     between.ACTIVATIONS["gelu_tanh"]: gelu_ways(
         lambda x: tf.sigmoid(between.gelu_logit(x)),

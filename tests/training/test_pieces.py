@@ -34,12 +34,18 @@ def normed_sum(width, seed=SEED):
     return between.normed_sum, inputs, (seed,), {"rate": 0.2, "epsilon": 1e-12}
 
 
+def affine(inputs, units):
+    return between.affine, (drawn(6, inputs), drawn(inputs, units, seed=2) / 3, drawn(units, seed=3)), (), {}
+
+
 CASES = {
     "attention": attention(64),
     "attention to an odd number": attention(37),
     "sum": normed_sum(48),
     "sum of an odd width": normed_sum(33),
     "sum without dropout": normed_sum(48, None),
+    "product that widens": affine(16, 40),
+    "product that narrows": affine(40, 16),
     "loss": loss(1 / 3),
     "loss of what is nearly certain": loss(2.0),
     "loss of many rows": loss(1 / 3, times=10),

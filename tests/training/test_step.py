@@ -196,9 +196,9 @@ def test_layers_are_compiled_in_pieces_and_what_is_computed_twice_as_a_whole(mon
     another = new_model(num_hidden_layers=2)
     another.compile(new_optimizer())
     fit(another, dataset(), 1)
-    # Attention, sums with their LayerNorms, the activation and the loss, for all layers and models alike, and what
-    # ends the embeddings: a sum and its dropout.
-    assert len(made) == 6
+    # Products, attention, sums with their LayerNorms, the activation and the loss, for all layers and models alike, and
+    # what ends the embeddings: a sum and its dropout.
+    assert len(made) == 7
     # The last layer has batches of its own for attention, sums and the activation; the loss compiles a part of itself.
     graphs = [both for both in made if hasattr(both.forward, "get_concrete_function")]
     traced = [{one.experimental_get_tracing_count() for one in both} for both in graphs]
