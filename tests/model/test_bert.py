@@ -5,13 +5,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
-from tensorflow.core.protobuf import config_pb2
-from tensorflow.python.framework import meta_graph, test_util
-from tensorflow.python.grappler import tf_optimizer
-from tensorflow.python.grappler.cluster import Cluster
+from tensorflow.python.framework import test_util
 
 from kbert.model.bert import Bert
 from kbert.model.between import normed_sum
+from tests.optimized import optimized_nodes
 
 
 @pytest.fixture(scope="module")
@@ -249,13 +247,8 @@ def test_answers_have_the_activation_computed_within_the_product_before_it(confi
     bert = Bert(dataclasses.replace(config, hidden_act=activation))
     inputs = {name: tf.TensorSpec([None, None], tf.int32) for name in ("input_ids", "input_mask", "segment_ids")}
     answer = tf.function(lambda features: bert(features)["sequence_output"], autograph=False)
-    graph = answer.get_concrete_function(inputs).graph
-    told = meta_graph.create_meta_graph_def(graph=graph)
-    told.collection_def["train_op"].node_list.value.append(graph.outputs[0].name)
-    for node in told.graph_def.node:
-        node.device = "/job:localhost/replica:0/task:0/device:CPU:0"
-    optimized = tf_optimizer.OptimizeGraph(config_pb2.ConfigProto(), told, cluster=Cluster())
-    fused = [tuple(node.attr["fused_ops"].list.s) for node in optimized.node if node.op == "_FusedMatMul"]
+    nodes = optimized_nodes(answer.get_concrete_function(inputs).graph)
+    fused = [tuple(node.attr["fused_ops"].list.s) for node in nodes if node.op == "_FusedMatMul"]
     assert fused.count((b"BiasAdd", kernel)) == config.num_hidden_layers
 
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from kbert.model import between
 from kbert.training import pieces
+from tests.optimized import optimized_nodes
 
 SEED = tf.constant([5, 7], tf.int64)
 
@@ -95,6 +96,21 @@ def test_in_a_graph_for_any_length_it_is_so_too(name, piece):
     found = tf.function(computed, input_signature=specs, autograph=False)(*inputs, *masks)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(("name", "turned"), [("product that widens", 1), ("product that narrows", 0)])
+@pytest.mark.parametrize("piece", ALONE)
+def test_a_kernel_that_widens_is_turned_in_memory_for_its_inputs_gradient(piece, name, turned):
+    function, inputs, others, constants = CASES[name]
+
+    def gradient(x):
+        return outputs_and_gradients(piece, (function, (x, *inputs[1:]), others, constants), tf.float32)[1]
+
+    graph = tf.function(gradient, autograph=False).get_concrete_function(tf.TensorSpec(inputs[0].shape)).graph
+    nodes = optimized_nodes(graph)
+    across = [node.attr["transpose_b"].b for node in nodes if node.op == "MatMul"]
+    assert across == [not turned]
+    assert [node.op for node in nodes].count("Transpose") == turned
 
 
 HALF = [("compiled", name) for name in ("attention", "sum", "activation", "activation in its exact form")]
