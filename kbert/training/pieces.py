@@ -38,7 +38,7 @@ def are_faster(encoder) -> bool:
 
 def piece_of(in_pieces: bool, whole: bool):
     """The `piece` of a step that is compiled in pieces, or whole, or not at all."""
-    use_wide_vectors()
+    set_xla_options()
     if in_pieces:
         return compiled_piece
     if not only_cpus():
@@ -46,17 +46,20 @@ def piece_of(in_pieces: bool, whole: bool):
     return piece if whole else uncompiled_piece
 
 
-VECTOR_WIDTH = "--xla_cpu_prefer_vector_width"
+XLA_OPTIONS = {
+    # All of AVX-512's width rather than half of it, which takes 2% off a step of Base.
+    "--xla_cpu_prefer_vector_width": "512",
+    # Nothing by YNNPACK: XLA makes its programs when they first run, by a list that threads share without a lock, so
+    # that a process ends where two compute the same at once (TensorFlow 2.21). A step takes as long without.
+    "--xla_cpu_experimental_ynn_fusion_type": "",
+}
 
 
-def use_wide_vectors():
-    """Has XLA use all of AVX-512's width rather than half of it, which takes 2% off a step of Base.
-
-    It reads this when it first compiles; what the environment says of it already stays.
-    """
+def set_xla_options():
+    """Before XLA first compiles, when it reads them; what the environment says of them already stays."""
     flags = os.environ.get("XLA_FLAGS", "")
-    if VECTOR_WIDTH not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {VECTOR_WIDTH}=512".strip()
+    new = (f"{name}={value}" for name, value in XLA_OPTIONS.items() if name not in flags)
+    os.environ["XLA_FLAGS"] = " ".join([flags, *new]).strip()
 
 
 class Ways(NamedTuple):

@@ -1,6 +1,8 @@
 """Pieces computed in ways of their own: the same outputs and gradients as the functions themselves have."""
 
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -174,15 +176,19 @@ def test_in_half_precision_the_gradient_of_the_loss_is_that_of_the_logits(scale,
         np.testing.assert_allclose(one, other, atol=np.abs(other).max() / 128)
 
 
+WIDE, PLAIN = "--xla_cpu_prefer_vector_width=512", "--xla_cpu_experimental_ynn_fusion_type="
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (None, "--xla_cpu_prefer_vector_width=512"),
-        ("--xla_dump_to=/tmp", "--xla_dump_to=/tmp --xla_cpu_prefer_vector_width=512"),
-        ("--xla_cpu_prefer_vector_width=256", "--xla_cpu_prefer_vector_width=256"),
+        (None, f"{WIDE} {PLAIN}"),
+        ("--xla_dump_to=/tmp", f"--xla_dump_to=/tmp {WIDE} {PLAIN}"),
+        ("--xla_cpu_prefer_vector_width=256", f"--xla_cpu_prefer_vector_width=256 {PLAIN}"),
+        (f"{PLAIN}dot", f"{PLAIN}dot {WIDE}"),
     ],
 )
-def test_xla_uses_wide_vectors_unless_it_is_told_otherwise(before, after, monkeypatch):
+def test_xla_has_its_options_unless_it_is_told_otherwise(before, after, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", before or "")
     pieces.piece_of(in_pieces=False, whole=False)
     assert os.environ["XLA_FLAGS"] == after
@@ -198,3 +204,30 @@ def test_a_row_that_may_look_at_nothing_has_weights_all_the_same():
     mask = tf.fill([1, 1, 1, 8], -10000.0)
     weights = pieces.compiled_piece(between.attention_weights, (tf.zeros([1, 1, 1, 8]),), (mask, None), rate=0.2)
     np.testing.assert_allclose(weights, np.full((1, 1, 1, 8), 0.125), rtol=1e-6)
+
+
+AT_ONCE = """
+import threading
+
+import tensorflow as tf
+
+from kbert.training import pieces
+
+pieces.set_xla_options()
+for rows in range(1000, 1015):  # each a program of its own
+    gradient, begin = tf.ones([rows, 64]), threading.Barrier(8)
+
+    def sum_up():
+        begin.wait()
+        for _ in range(3):
+            pieces._sum_of_rows(gradient)
+
+    threads = [threading.Thread(target=sum_up) for _ in range(8)]
+    [one.start() for one in threads]
+    [one.join() for one in threads]
+"""
+
+
+def test_threads_may_compute_the_same_piece_for_the_first_time_at_once():
+    done = subprocess.run([sys.executable, "-c", AT_ONCE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
