@@ -1,4 +1,4 @@
-"""What is between a model's matrix products, and those with kernels and of the loss, as functions without a state.
+"""What a model computes between its matrix products, and the products with kernels and of the loss, without a state.
 
 Each is called through a `piece`: `directly`, or as a step does that has ways of its own for them
 (kbert/training/pieces.py).
