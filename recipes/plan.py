@@ -98,7 +98,7 @@ def main(
         raise ValueError(f"{work} with --no-measure: expected --gflops beside it")
     from kbert import report
     from kbert.config import BertConfig
-    from kbert.training import measurement, planning
+    from kbert.training import lanes, measurement, planning
 
     # Count.
     if config:
@@ -116,6 +116,7 @@ def main(
         devices.precision,
         devices.recompute,
     )
+    setting = replace(setting, lanes=lanes.count(setting.in_part, sequence_length, setting.recompute))
     parts, counted = planning.parameters(model), planning.operations(setting)
     parts |= {"all": sum(parts.values())}
     total = sum(sum(both) for both in counted.values())
@@ -202,9 +203,9 @@ def tell_memory(setting, device, limit: int) -> dict:
     rows["all"] = tuple(f"{sum(kind.values()) / MEGA:,.0f}" for kind in kinds)
     batches = [planning.largest_batch(replace(setting, recompute=way), limit, device) for way in ways.values()]
     if not any(batches):
-        smallest = replace(setting, batch_size=setting.accumulation)
+        smallest = replace(setting, batch_size=planning.smallest_batch(setting, device))
         least = min(sum(planning.memory(replace(smallest, recompute=way), device).values()) for way in ways.values())
-        told = f"{least / GIGA:.3g} for a batch of {setting.accumulation}"
+        told = f"{least / GIGA:.3g} for a batch of {smallest.batch_size}"
         raise ValueError(f"memory is {limit / GIGA:.3g} GB, expected at least {told}")
     rows[f"largest batch within {limit / GIGA:,.1f} GB"] = tuple(f"{batch:,}" if batch else "none" for batch in batches)
     of = "GPU (not verified on one)" if device.on_gpu else "process"

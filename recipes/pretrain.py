@@ -179,6 +179,7 @@ def main(
     import kbert
     from kbert import report
     from kbert.text.baselines import baselines
+    from kbert.training import lanes
     from kbert.training.checkpointing import Checkpoint
     from kbert.training.distribution import agree, chief_first, is_chief, loss_is_told
     from kbert.training.monitoring import Evaluate, EventFiles, Monitor, Panels
@@ -188,6 +189,9 @@ def main(
     # Read: everything that can be refused is looked at before long work begins.
     if run.serve_data:  # and trains nothing, on whatever devices those train for whom it works
         strategy, devices = "one", DeviceRule()
+    if strategy == "one" and not run.serve_data:
+        in_part = batch_size // max(1, optimizer.accumulation)
+        lanes.begin(lanes.count(in_part, sequence_length, devices.recompute))
     replicas = start_devices(strategy, devices, os.environ.get("TF_CONFIG"))
     check_batch(batch_size, replicas, optimizer.accumulation)
     if start:

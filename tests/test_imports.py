@@ -34,11 +34,11 @@ ALLOWED = {
     "kbert.text": ["kbert.text"],
     "kbert.model": ["kbert.model", "kbert.config", "kbert.training.metrics"],
     "kbert.model.base": ["kbert.training.step"],  # the one place where the TensorFlow step is mixed in
-    "kbert.training": ["kbert.training", "kbert.model", "kbert.config", "kbert.whole_file"],
+    "kbert.training": ["kbert.training", "kbert.model", "kbert.config", "kbert.whole_file", "kbert.environment"],
     "kbert.training.step": ["kbert.training"],  # the models are built on it
     "kbert.tasks": ["kbert.tasks", "kbert.text", "kbert.whole_file"],
     "kbert.weights": ["kbert.weights", "kbert.config", "kbert.model", "kbert.text.wordpiece", "kbert.whole_file"],
-    "kbert.serving": ["kbert.serving", "kbert.text"],
+    "kbert.serving": ["kbert.serving", "kbert.text", "kbert.environment"],
     "kbert.serving.export": ["kbert.serving", "kbert.model.kernels"],
     "kbert.serving.answers": ["kbert.whole_file"],
     "kbert.model_directory": ["kbert.config", "kbert.text", "kbert.model", "kbert.weights", "kbert.whole_file"],

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from kbert.config import BertConfig
-from kbert.training import measurement, planning
+from kbert.training import lanes, measurement, planning
 
 
 def job_of_step(setting: planning.Setting, batch: Path) -> dict:
-    """A step on random tokens, which are written to `batch`."""
+    """A step on random tokens, which are written to `batch`, in the lanes that it has on this machine."""
     np.savez(batch, **measurement.random_batch(setting))
-    told = asdict(setting)
+    told = asdict(setting) | {"lanes": lanes.count(setting.in_part, setting.sequence_length, setting.recompute)}
     return {"config": told.pop("config"), "setting": told, "batch": str(batch)}
 
 

@@ -4,13 +4,14 @@ The shorter the text, the more that counts. saved_models/README.md has figures.
 """
 
 import hashlib
-import os
 import threading
 import warnings
 from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
+
+from kbert.environment import cores
 
 # In a SavedModel, beside the graphs.
 FILE = Path("assets.extra") / "ids.tflite"
@@ -71,8 +72,3 @@ class LiteRT:
     def __call__(self, input_ids, segment_ids) -> dict:
         with self.lock:
             return self.call(input_ids=input_ids, segment_ids=segment_ids)
-
-
-def cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

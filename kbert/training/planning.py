@@ -60,6 +60,7 @@ class Setting:
     accumulation: int = 1
     precision: str = "float32"
     recompute: bool = False
+    lanes: int = 1  # as lanes.py counts them
 
     def __post_init__(self):
         positions = self.config.max_position_embeddings
@@ -180,6 +181,9 @@ class Device(NamedTuple):
     compiled: int = 320 * MEGABYTE
     on_gpu: bool = False
 
+    def lanes(self, setting: Setting) -> int:
+        return setting.lanes if faster_in_pieces(setting.recompute, self.on_gpu) else 1
+
     def item(self, setting: Setting) -> int:
         """Bytes of a number between two products: with recomputation, where XLA for CPUs has all, always float32's."""
         in_half = setting.precision != "float32" and (self.on_gpu or not setting.recompute)
@@ -199,6 +203,7 @@ def memory(setting: Setting, device: Device) -> dict[str, int]:
     arrays = 1 if setting.recompute else 3
     logits = arrays * 4 * setting.in_part * setting.predictions * config.vocab_size
     tokens = setting.batch_size * (3 * setting.sequence_length + 3 * setting.predictions + 1)
+    in_lanes = device.lanes(setting)
     in_pieces = faster_in_pieces(setting.recompute, device.on_gpu)
     of_layers = 0 if device.on_gpu or in_pieces else COMPILED_LAYER
     return {
@@ -206,8 +211,8 @@ def memory(setting: Setting, device: Device) -> dict[str, int]:
         "compiled step": device.compiled + of_layers * config.num_hidden_layers,
         "weights": variables + copies(setting, device),
         "optimizer's slots": SLOTS * variables,
-        # The token embeddings' is a sum of two; with accumulation there is the sum of parts beside that of one.
-        "gradients": variables * (2 if setting.accumulation > 1 else 1) + embeddings,
+        # The token embeddings' is a sum of two; with accumulation there is the sum of parts beside those of one.
+        "gradients": variables * (in_lanes + (setting.accumulation > 1)) + in_lanes * embeddings,
         "update": IN_UPDATE[setting.optimizer] * embeddings,
         "activations": activations(setting, device, logits),
         "masked-LM logits": logits,
@@ -248,11 +253,17 @@ def activations(setting: Setting, device: Device, logits: int = 0) -> int:
     return (kept + whole * layer) * item
 
 
-def largest_batch(setting: Setting, limit: int, device: Device) -> int:
-    """The largest batch whose memory is at most `limit` bytes, 0 where not even the smallest is."""
+def smallest_batch(setting: Setting, device: Device) -> int:
+    """The smallest batch in as many parts and lanes as the setting's."""
+    return setting.accumulation * device.lanes(setting)
 
-    def needed(parts: int) -> int:
-        return sum(memory(replace(setting, batch_size=parts * setting.accumulation), device).values())
+
+def largest_batch(setting: Setting, limit: int, device: Device) -> int:
+    """The largest batch in as many lanes whose memory is at most `limit` bytes, 0 where not even the smallest is."""
+    unit = smallest_batch(setting, device)
+
+    def needed(units: int) -> int:
+        return sum(memory(replace(setting, batch_size=units * unit), device).values())
 
     if needed(1) > limit:
         return 0
@@ -262,7 +273,7 @@ def largest_batch(setting: Setting, limit: int, device: Device) -> int:
     while does_not - fits > 1:
         middle = (fits + does_not) // 2
         fits, does_not = (middle, does_not) if needed(middle) <= limit else (fits, middle)
-    return fits * setting.accumulation
+    return fits * unit
 
 
 def steps_of(tokens: int, epochs: float, setting: Setting, read: float) -> int:

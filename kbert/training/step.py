@@ -12,7 +12,7 @@ import time
 import keras
 import tensorflow as tf
 
-from kbert.training import pieces
+from kbert.training import lanes, pieces
 from kbert.training.distribution import SUM, loss_is_told, shared_out
 from kbert.training.loss_scale import LossScale
 from kbert.training.metrics import Mean, Sum
@@ -60,6 +60,7 @@ class TrainingStep:
         self._loss_tracker = None
         in_pieces = jit_compile == "pieces" or (jit_compile == "auto" and pieces.are_faster(self.bert))
         self.compiled_by_xla, self.accumulation = jit_compile is not False and not in_pieces, accumulation
+        self.lanes = lanes.there_are() if self.distribute_strategy.num_replicas_in_sync == 1 else 1
         self.bert.piece = pieces.piece_of(in_pieces, self.compiled_by_xla)
         self.jit_compiled = jit_compile
         with self.distribute_strategy.scope():
@@ -182,7 +183,8 @@ class TrainingStep:
 
     def _test_step(self, sums_of, data):
         def score(features):
-            return tf.distribute.get_replica_context().all_reduce(SUM, sums_of(features))
+            sums = added(*(sums_of(one) for one in self._lanes_of(features)))
+            return tf.distribute.get_replica_context().all_reduce(SUM, sums)
 
         self._update_means(self._run(score, unpack(data)[0]))
         return self._logs()
@@ -217,11 +219,11 @@ class TrainingStep:
         weights = replica.all_reduce(SUM, self.weights_of(features))
         # The states are equal on all replicas: each draws from a seed of its own instead (TRAPS 3).
         states = self._seed_states()
-        shift = tf.stack([SEED_STRIDE * tf.cast(replica.replica_id_in_sync_group, tf.int64), 0])
-        seeds = [state.value + tf.cast(shift, state.dtype) for state in states]
+        number = replica.replica_id_in_sync_group
+        seeds = shifted([state.value for state in states], number)
         gradients, sums, seeds = self._accumulated(gradients_of, features, weights, seeds)
         for state, seed in zip(states, seeds, strict=True):
-            state.assign(seed - tf.cast(shift, state.dtype))
+            state.assign(*shifted([seed], -number))
 
         mask = features["input_mask"]
         tokens = [tf.reduce_sum(tf.cast(mask, tf.float32)), tf.cast(tf.size(mask), tf.float32)]
@@ -236,20 +238,17 @@ class TrainingStep:
     def _accumulated(self, gradients_of, features, weights, seeds):
         """`gradients_of` the batch, or its sum over parts of the batch, of which one at a time is in memory."""
         if self.accumulation == 1:
-            return gradients_of(features, weights, seeds)
+            return self._in_lanes(gradients_of, features, weights, seeds)
         rows = features["input_ids"].shape[0]
         if rows % self.accumulation:
             raise ValueError(
                 f"a replica's batch has {rows} rows, expected a multiple of accumulation {self.accumulation}"
             )
-        parted = {}
-        for name, value in features.items():  # of which a later dimension may be of any length
-            shape = [self.accumulation, rows // self.accumulation]
-            parted[name] = tf.reshape(value, tf.concat([shape, tf.shape(value)[1:]], 0))
-            parted[name].set_shape([*shape, *value.shape[1:]])
+        parts = parted(features, self.accumulation)
 
         def body(part, total, seeds):
-            gradients, sums, seeds = gradients_of({name: value[part] for name, value in parted.items()}, weights, seeds)
+            features = {name: value[part] for name, value in parts.items()}
+            gradients, sums, seeds = self._in_lanes(gradients_of, features, weights, seeds)
             return part + 1, tf.nest.map_structure(tf.add, total, (gradients, sums)), seeds
 
         nothing = [tf.zeros(v.shape, v.dtype) for v in self.learned_variables], {name: (0.0, 0.0) for name in weights}
@@ -257,6 +256,18 @@ class TrainingStep:
             lambda part, *_: part < self.accumulation, body, (0, nothing, seeds), parallel_iterations=1
         )
         return *total, seeds
+
+    def _in_lanes(self, gradients_of, features, weights, seeds):
+        """`gradients_of` the batch, or its sum over parts of the batch that are computed side by side."""
+        found = [gradients_of(one, weights, shifted(seeds, lane)) for lane, one in enumerate(self._lanes_of(features))]
+        return *added(*(one[:2] for one in found)), found[0][2]
+
+    def _lanes_of(self, features) -> list[dict]:
+        rows = features["input_ids"].shape[0]
+        if self.lanes == 1 or rows is None or rows % self.lanes:
+            return [features]
+        parts = parted(features, self.lanes)
+        return [{name: value[lane] for name, value in parts.items()} for lane in range(self.lanes)]
 
     def _gradients(self, features, weights, seeds):
         """Gradients, sums and the seeds after it; no variable is written, which XLA refuses on replicas (TRAPS 4)."""
@@ -287,6 +298,26 @@ class TrainingStep:
     def _logs(self):
         means = {name: mean.result() for name, mean in self.means.items()}
         return {"loss": sum(means[name] for name in self.loss_names)} | means
+
+
+def parted(features, parts: int):
+    """Features of a batch of B, each [B, ...], as [parts, B / parts, ...]."""
+    found = {}
+    for name, value in features.items():  # of which a later dimension may be of any length
+        shape = [parts, value.shape[0] // parts]
+        found[name] = tf.reshape(value, tf.concat([shape, tf.shape(value)[1:]], 0))
+        found[name].set_shape([*shape, *value.shape[1:]])
+    return found
+
+
+def added(*structures):
+    return structures[0] if len(structures) == 1 else tf.nest.map_structure(lambda *some: tf.add_n(some), *structures)
+
+
+def shifted(seeds, number):
+    """The seeds of a replica, or of a lane, of this number."""
+    shift = tf.stack([SEED_STRIDE * tf.cast(number, tf.int64), 0])
+    return [seed + tf.cast(shift, seed.dtype) for seed in seeds]
 
 
 def unpack(data):

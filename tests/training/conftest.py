@@ -1,3 +1,4 @@
+import functools
 import multiprocessing
 import random
 import signal
@@ -24,17 +25,17 @@ def start_process():
 
 @pytest.fixture(scope="session")
 def runs(start_process, tmp_path_factory):
-    """Two outputs of the same command: `whole` was never stopped, `killed` three times, by kill -9."""
-    folder = tmp_path_factory.mktemp("runs")
+    """Two outputs of the same command, in two lanes: `whole` was never stopped, `killed` three times, by kill -9."""
+    folder, train = tmp_path_factory.mktemp("runs"), functools.partial(tiny_run.train, in_lanes=2)
     whole, killed = folder / "whole", folder / "killed"
-    never_stopped = start_process(tiny_run.train, whole)
+    never_stopped = start_process(train, whole)
 
     for moment, checkpoint in [("half written", 2), ("after renaming", 2)]:
-        process = start_process(tiny_run.train_until_write, killed, moment, checkpoint)
+        process = start_process(tiny_run.train_until_write, killed, moment, checkpoint, in_lanes=2)
         process.join()
         assert process.exitcode == -signal.SIGKILL, moment
 
-    process = start_process(tiny_run.train, killed)
+    process = start_process(train, killed)
     while not (killed / "checkpoints" / "step-00000016.safetensors").exists() and process.is_alive():
         time.sleep(0.01)
     time.sleep(random.random() / 4)
@@ -43,7 +44,7 @@ def runs(start_process, tmp_path_factory):
     assert process.exitcode == -signal.SIGKILL and not (killed / "digest").exists(), "killed after its end"
     newest = tiny_run.newest(killed)
 
-    for process in (start_process(tiny_run.train, killed), never_stopped):
+    for process in (start_process(train, killed), never_stopped):
         process.join()
         assert process.exitcode == 0
     assert newest >= 16 and (killed / "begun-0").read_text() == str(newest + 1)

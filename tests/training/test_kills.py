@@ -74,6 +74,7 @@ def go_on_until_done(start_process, output, processes=1, **options):
         (20, 2, {}),
         (5, 1, {"jit_compile": True, "steps_per_execution": 2}),
         (5, 1, {"jit_compile": "pieces", "accumulation": 2}),
+        (5, 1, {"jit_compile": "pieces", "in_lanes": 2}),
         (5, 1, {"jit_compile": True, "dtype": "mixed_float16"}),
         (5, 1, {"jit_compile": "pieces", "dtype": "mixed_bfloat16"}),
     ],

@@ -138,6 +138,17 @@ def test_memory_grows_by_kind_with_what_the_kind_is_of():
     assert total(of, Device(7, 5)) == total(of) + 7 + 5 + 3 * weights - 4 * (2 + 4 / 16) * 4 * 16 * 32
 
 
+def test_each_lane_has_the_gradients_of_all_weights():
+    variables, of_tokens, cpu = 4 * sum(planning.parameters(SMALL).values()), 4 * 31 * 16, Device()
+    for accumulation, sums in ((1, 0), (2, 1)):
+        for lanes in (1, 2):
+            of = setting(accumulation=accumulation, lanes=lanes)
+            assert planning.memory(of, cpu)["gradients"] == (sums + lanes) * variables + lanes * of_tokens
+    twice, once = setting(recompute=True, lanes=2), setting(recompute=True)
+    assert total(twice, cpu) == total(once, cpu)  # compiled whole, and an accelerator, have none
+    assert total(of, BARE) == total(replace(of, lanes=1), BARE)
+
+
 def test_parts_and_recomputation_take_less_and_lamb_more():
     of = setting(BertConfig.from_size("mini"), batch_size=64, sequence_length=128, predictions=20)
     whole, kinds = total(of), planning.memory(of, BARE)
@@ -154,15 +165,19 @@ def test_parts_and_recomputation_take_less_and_lamb_more():
     assert twice[0] == twice[1]
 
 
-@pytest.mark.parametrize("changes", [{}, {"accumulation": 3}, {"recompute": True}, {"optimizer": "lamb"}])
-def test_the_largest_batch_fits_and_the_next_larger_one_does_not(changes):
+@pytest.mark.parametrize(
+    ("changes", "unit"),
+    [({}, 1), ({"accumulation": 3}, 3), ({"recompute": True}, 1), ({"optimizer": "lamb"}, 1)]
+    + [({"lanes": 2}, 2), ({"accumulation": 3, "lanes": 2}, 6), ({"recompute": True, "lanes": 2}, 1)],
+)
+def test_the_largest_batch_fits_and_the_next_larger_one_does_not(changes, unit):
     of, device, limit = setting(batch_size=3, **changes), Device(), 2 * 10**9
     largest = planning.largest_batch(of, limit, device)
-    assert largest % of.accumulation == 0
+    assert largest % unit == 0
     assert total(replace(of, batch_size=largest), device) <= limit
-    assert total(replace(of, batch_size=largest + of.accumulation), device) > limit
-    needed = total(replace(of, batch_size=of.accumulation), device)
-    assert planning.largest_batch(of, needed, device) == of.accumulation
+    assert total(replace(of, batch_size=largest + unit), device) > limit
+    needed = total(replace(of, batch_size=unit), device)
+    assert planning.largest_batch(of, needed, device) == unit
     assert planning.largest_batch(of, needed - 1, device) == 0
 
 
@@ -171,7 +186,8 @@ def test_a_corpus_has_the_steps_of_its_tokens():
     assert planning.steps_of(tokens=128 * 1000 + 1, epochs=1, setting=setting(), read=1.0) == 1001
 
 
-def test_three_trials_tell_the_speed_and_what_the_compiled_step_takes(monkeypatch):
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_three_trials_tell_the_speed_and_what_the_compiled_step_takes(monkeypatch, lanes):
     speed, device, tried = Speed(1e-9, 3e-4, 2e-4), Device(700, 300), []
 
     @contextmanager
@@ -184,12 +200,13 @@ def test_three_trials_tell_the_speed_and_what_the_compiled_step_takes(monkeypatc
         yield measure
 
     monkeypatch.setattr(measurement, "fresh_process", fresh_process)
-    of, done = setting(BertConfig.from_size("mini"), 64, 128, 20, accumulation=2), []
+    of, done = setting(BertConfig.from_size("mini"), 64, 128, 20, accumulation=2, lanes=lanes), []
     found, device_found, limit = measurement.calibrate(of, 1.0, lambda: None, lambda *place: done.append(place))
     assert found == pytest.approx(speed) and device_found == device and limit == 10**9
     assert done == [(1, 3), (2, 3), (3, 3)]
     assert [one.config.num_hidden_layers for one in tried] == [1, 1, 3]
     assert tried[0].batch_size < tried[1].batch_size == tried[2].batch_size <= of.in_part / 2
+    assert all(one.lanes == lanes and one.batch_size % lanes == 0 for one in tried)
     for layers, sequences in ((1, 1), (2, 1), (1, 2)):
         least = setting(replace(SMALL, num_hidden_layers=layers), batch_size=sequences)
         assert measurement.calibrate(least, 1.0, lambda: None)[0] == pytest.approx(speed)

@@ -1,4 +1,6 @@
 import functools
+import subprocess
+import sys
 import time
 import warnings
 
@@ -7,9 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from kbert import environment
 from kbert.model.bert import Bert
 from kbert.model.fine_tuning import BertClassifier, BertSpanPredictor, BertTagger
-from kbert.training import pieces
+from kbert.training import lanes, pieces
 from kbert.training.optimization import global_norm
 from tests.training import tiny_run
 from tests.training.tiny_run import batch, dataset, new_model, new_optimizer, state
@@ -347,3 +350,58 @@ def test_a_pooler_that_no_head_reads_is_left_as_it_was(kind, accumulation):
     moved = [(one != other.numpy()).any() for one, other in zip(before, model.bert.pooler.weights, strict=True)]
     assert moved == [kind == "classes"] * 2
     assert {variable.path for variable in model.learned_variables} <= {v.path for v in model.trainable_variables}
+
+
+def test_a_batch_in_lanes_teaches_and_scores_as_the_whole_one(monkeypatch):
+    undropped = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    found = []
+    for count in (1, 2):
+        monkeypatch.setattr(lanes, "there_are", lambda count=count: count)
+        model = new_model(**undropped)
+        model.compile(new_optimizer(), jit_compile=False)
+        assert len(model._lanes_of({"input_ids": tf.constant(batch(0)["input_ids"])})) == count
+        found.append((model, fit(model, dataset(), 2), model.evaluate(dataset(), steps=2, verbose=0, return_dict=True)))
+    (whole, *expected), (in_lanes, *reached) = found
+    for one, other in zip(reached, expected, strict=True):
+        assert one == {name: pytest.approx(value, rel=1e-4) for name, value in other.items()}
+    for variable, other in zip(whole.weights, in_lanes.weights, strict=True):
+        np.testing.assert_allclose(other.numpy(), variable.numpy(), atol=1e-4, err_msg=variable.path)
+
+
+def test_lanes_draw_from_seeds_of_their_own_and_an_odd_batch_is_in_one(monkeypatch):
+    monkeypatch.setattr(lanes, "there_are", lambda: 2)
+    model = new_model()
+    model.compile(new_optimizer())
+    drawn = []
+
+    def gradients_of(features, weights, seeds):
+        drawn.append([tuple(seed.numpy()) for seed in seeds])
+        return [tf.ones(2)], {"loss": (tf.constant(1.0), tf.constant(2.0))}, [seed + 1 for seed in seeds]
+
+    features = {"input_ids": tf.zeros([4, 8], tf.int32)}
+    gradients, sums, seeds = model._in_lanes(gradients_of, features, {}, [tf.constant([5, 7], tf.int64)])
+    assert len(drawn) == len({seed for (seed,) in drawn}) == 2
+    assert drawn[0] == [(5, 7)] and seeds[0].numpy().tolist() == [6, 8]
+    assert gradients[0].numpy().tolist() == [2, 2] and [float(one) for one in sums["loss"]] == [2, 4]
+    assert len(model._lanes_of({"input_ids": tf.zeros([3, 8], tf.int32)})) == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "recompute", "cores", "count"),
+    [(32, 128, False, 2, 2), (32, 128, False, 1, 1), (32, 128, False, 4, 1), (33, 128, False, 2, 1)]
+    + [(32, 127, False, 2, 1), (32, 128, True, 2, 1)],
+)
+def test_two_cores_take_an_even_batch_in_lanes_unless_it_is_small_or_computed_twice(
+    rows, length, recompute, cores, count, monkeypatch
+):
+    monkeypatch.setattr(environment, "cores", lambda: cores)
+    assert lanes.count(rows, length, recompute) == count
+
+
+def test_a_process_has_the_lanes_that_it_is_given_before_it_computes_anything():
+    begun = "from kbert.training import lanes; lanes.begin(1); lanes.there_are(); lanes.begin(2); lanes.there_are()"
+    told = begun.replace("lanes.there_are()", "print(lanes.there_are())")
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "2"]
+    tf.zeros([]), lanes.begin(2)
+    assert lanes.there_are() == 1

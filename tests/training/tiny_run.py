@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from kbert.config import BertConfig
 from kbert.model.pretraining import BertPretrainer
+from kbert.training import lanes
 from kbert.training.checkpointing import Checkpoint, Stopped, state
 from kbert.training.distribution import WorkerLost, is_chief, new_strategy
 from kbert.training.monitoring import Evaluate, EventFiles, Monitor
@@ -106,12 +107,15 @@ class Signal(keras.callbacks.Callback):
             os.kill(os.getpid(), self.number)
 
 
-def train(output, steps=STEPS, replicas=1, cluster=None, at=None, dropout=0.1, peak=1e-2, dtype=None, **options):
+def train(
+    output, steps=STEPS, replicas=1, cluster=None, at=None, dropout=0.1, peak=1e-2, dtype=None, in_lanes=1, **options
+):
     """Trains up to `steps`, from the last checkpoint if there is one; a digest of all weights in `<output>/digest`.
 
     at: a step and a signal that this process then gets. `<output>/begun-<number of the process>` has what Begun says.
     Ends with status 3 where another process is lost, Stopped's where it was stopped.
     """
+    lanes.begin(in_lanes)
     tf.config.experimental.enable_op_determinism()
     settings = {"steps": steps, "seed": 1}
     word = "multi_worker" if cluster else "mirrored" if replicas > 1 else "one"
@@ -120,6 +124,7 @@ def train(output, steps=STEPS, replicas=1, cluster=None, at=None, dropout=0.1, p
     with strategy.scope():
         model = new_model(dropout, dtype)
         model.compile(new_optimizer(steps, peak), **{"jit_compile": False, **options})
+    assert model.lanes == in_lanes
     checkpoint = Checkpoint(output, settings, every=EVERY)
     start = checkpoint.restore(model)
     events = EventFiles(Path(output) / "logs", checkpoint)
