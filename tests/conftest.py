@@ -8,8 +8,9 @@ import kbert
 from kbert.weights import huggingface
 from kbert.weights.by_name import without_heads
 
-# They start processes and wait for them: begun last, one core would be left with them.
+# They take long, most as they start processes and wait for them: begun last, one core would be left with them.
 BEGIN_FIRST = {
+    "test_step",
     "test_kills",
     "test_recipes",
     "test_fine_tuning_recipes",
