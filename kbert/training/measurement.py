@@ -67,14 +67,13 @@ def calibrate(setting: Setting, seconds: float, prepare: Callable[[], None], pro
     progress = progress or (lambda done, total: None)
     deep_layers = 3 if setting.config.num_hidden_layers >= 3 else 2
     of_sequence = sum(sum(both) for both in operations(trial(setting, 1, 1)).values())
-    unit = setting.lanes  # which the trials have too
-    batch_size = max(1, min(FIRST_OPERATIONS // of_sequence, setting.in_part // 8) // unit) * unit
+    batch_size = max(1, min(FIRST_OPERATIONS // of_sequence, setting.in_part // 8))
     with fresh_process(prepare) as measure:
         shallow = trial(setting, 1, batch_size)
         least = measure(shallow, seconds)
         progress(1, 3)
         batch_size = min(round(batch_size * SECONDS_OF_STEP / least.seconds), setting.in_part // 2)
-        wide = trial(setting, 1, max(batch_size // unit * unit, shallow.batch_size + unit))
+        wide = trial(setting, 1, max(batch_size, shallow.batch_size + 1))
         more = measure(wide, seconds)
         progress(2, 3)
     deep = trial(setting, deep_layers, wide.batch_size)
@@ -129,7 +128,6 @@ def new_trainer(setting: Setting):
     from kbert.model.pretraining import BertPretrainer
     from kbert.training.optimization import LAMB, BertAdam, WarmupLinearDecay
 
-    lanes.begin(setting.lanes)
     tf.config.experimental.enable_op_determinism()
     keras.utils.set_random_seed(1)
     keras.config.set_dtype_policy("float32" if setting.precision == "float32" else f"mixed_{setting.precision}")

@@ -290,9 +290,9 @@ class Speed(NamedTuple):
 
 
 def trial(setting: Setting, layers: int, batch_size: int) -> Setting:
-    """The same step with other layers and another batch, taken whole."""
+    """The same step with other layers and another batch, taken whole, and in one lane, as a few sequences are."""
     config = replace(setting.config, num_hidden_layers=layers)
-    return replace(setting, config=config, batch_size=batch_size, accumulation=1)
+    return replace(setting, config=config, batch_size=batch_size, accumulation=1, lanes=1)
 
 
 def speed_of(shallow: tuple[Setting, float], wide: tuple[Setting, float], deep: tuple[Setting, float]) -> Speed:

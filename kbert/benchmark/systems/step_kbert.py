@@ -12,10 +12,13 @@ def prepare(job):
     import tensorflow as tf
 
     from kbert.config import BertConfig
+    from kbert.training import lanes
     from kbert.training.measurement import new_trainer
     from kbert.training.planning import Setting
 
-    model = new_trainer(Setting(**job["setting"] | {"config": BertConfig(**job["config"])}))
+    setting = Setting(**job["setting"] | {"config": BertConfig(**job["config"])})
+    lanes.begin(setting.lanes)
+    model = new_trainer(setting)
     train = model.make_train_function()
     batches = iter(tf.data.Dataset.from_tensors(dict(np.load(job["batch"]))).repeat())
     about = {"versions": f"tensorflow {tf.__version__}, keras {keras.__version__}"}
