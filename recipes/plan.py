@@ -2,7 +2,7 @@
 
     python recipes/plan.py --size base --sequence-length 128 --batch-size 32 --steps 100000 --check
 
-Counted from shapes; half a minute of short steps on this machine tells how fast it is and what the compiled program
+Counted from shapes; a minute or two of short steps on this machine tell how fast it is and what the compiled program
 takes. --check then runs the step itself and prints what it took beside what was predicted.
 """
 
@@ -82,9 +82,9 @@ def main(
         read: tokens of the corpus that are read for each of a batch's slots; less than one, as some are padding, and
             what a random second sentence stands in for is read again.
         memory: gigabytes (10^9 bytes) that there are; by default what this machine or its GPU has.
-        measure: run short steps, which takes about half a minute; without, the plan is a CPU's and memory less exact.
+        measure: run short steps, which takes a minute or two; without, the plan is a CPU's and memory less exact.
         gflops: how many 10^9 operations a second the device does in a step, for --no-measure.
-        seconds: how long each of the three short runs is timed.
+        seconds: how long each of the three kinds of short steps is timed, a third of it in each of three turns.
         check: run the step itself, at least four times, and print what it took beside what was predicted.
         output: folder for metrics.json.
         optimizer: pretrain.py's.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from functools import cache
 from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
@@ -22,8 +23,11 @@ from kbert.training.planning import Device, Setting, device_of, operations, spee
 STATUS = Path("/proc/self/status")
 CONTAINER = Path("/sys/fs/cgroup/memory.max")
 FIRST_OPERATIONS = 10**10  # of the first trial's step: a tenth of a second on two cores
-SECONDS_OF_STEP = 0.5  # that the second trial's shall take
-FEWEST_STEPS = 12  # until the heap has its size
+SECONDS_OF_STEP = 1.0  # that the wide trial's shall take; half of it tells too little of what a sequence takes
+MOST_LAYERS = 4  # of the deep trial
+ROUNDS = 3  # in which the trials take turns: what slows the machine for a while then slows a third of each
+FIRST_STEPS = 12  # until the heap has its size
+FEWEST_STEPS = 2
 
 
 class Measured(NamedTuple):
@@ -43,8 +47,9 @@ class Measured(NamedTuple):
 def fresh_process(prepare: Callable[[], None]) -> Iterator[Callable[[Setting, float], Measured]]:
     """Yields what measures a setting for some seconds in a process that has done nothing but `prepare` before.
 
-    What it measures next is in the same process, whose fullest moment then may be that of the setting before. Raises
-    ValueError where the system ends the process, as it does when memory is short.
+    What it measures next is in the same process, whose fullest moment then may be that of the setting before; a setting
+    that it has measured before goes on. Raises ValueError where the system ends the process, as it does when memory is
+    short.
     """
     with ProcessPoolExecutor(1, get_context("spawn"), initializer=prepare) as pool:
 
@@ -59,65 +64,80 @@ def fresh_process(prepare: Callable[[], None]) -> Iterator[Callable[[Setting, fl
 
 
 def calibrate(setting: Setting, seconds: float, prepare: Callable[[], None], progress=None):
-    """Three trials in two processes, of `seconds` each and what it takes to compile them.
+    """Trials of `seconds` each and what it takes to compile them: a shallow one alone, then it, a wide and a deep one.
 
     They have fewer layers and smaller batches than the setting, but where it has one layer or one sequence. Returns
     Speed, Device and the bytes that the device has; `progress` is called with the trials done and their number.
     """
-    progress = progress or (lambda done, total: None)
-    deep_layers = 3 if setting.config.num_hidden_layers >= 3 else 2
+    progress, seconds = progress or (lambda done, total: None), seconds / ROUNDS
     of_sequence = sum(sum(both) for both in operations(trial(setting, 1, 1)).values())
     batch_size = max(1, min(FIRST_OPERATIONS // of_sequence, setting.in_part // 8))
+    shallow = trial(setting, 1, batch_size)
     with fresh_process(prepare) as measure:
-        shallow = trial(setting, 1, batch_size)
         least = measure(shallow, seconds)
-        progress(1, 3)
-        batch_size = min(round(batch_size * SECONDS_OF_STEP / least.seconds), setting.in_part // 2)
-        wide = trial(setting, 1, max(batch_size, shallow.batch_size + 1))
-        more = measure(wide, seconds)
-        progress(2, 3)
-    deep = trial(setting, deep_layers, wide.batch_size)
+    progress(1, 1 + 3 * ROUNDS)
+    batch_size = max(4 * batch_size, round(batch_size * SECONDS_OF_STEP / least.seconds))
+    batch_size = max(min(batch_size, setting.in_part // 2), shallow.batch_size + 1)
+    layers = min(max(setting.config.num_hidden_layers, 2), MOST_LAYERS)
+    wide, deep = trial(setting, 1, batch_size), trial(setting, layers, batch_size)
+    taken = {deep: [], wide: [], shallow: []}  # the first is the one whose memory counts
     with fresh_process(prepare) as measure:
-        most = measure(deep, seconds)
-        progress(3, 3)
-    speed = speed_of((shallow, least.seconds), (wide, more.seconds), (deep, most.seconds))
+        for done in range(3 * ROUNDS):
+            of = list(taken)[done % 3]
+            taken[of].append(measure(of, seconds))
+            progress(2 + done, 1 + 3 * ROUNDS)
+    speed = speed_of(*((of, statistics.median(one.seconds for one in taken[of])) for of in (shallow, wide, deep)))
     blank = Device(least.libraries, on_gpu=least.on_gpu)
-    return speed, device_of(blank, [(shallow, least.peak), (deep, most.peak)]), least.limit
+    return speed, device_of(blank, [(shallow, least.peak), (deep, taken[deep][0].peak)]), least.limit
 
 
 def measure_step(setting: Setting, seconds: float) -> Measured:
-    """Trains on one batch for so many seconds, in this process, as pretrain.py does."""
+    """Trains on one batch for so many seconds, in this process, as pretrain.py does; goes on where it did so before."""
     import keras
-    import tensorflow as tf
 
     from kbert.training.checkpointing import snapshot
 
     lanes.begin(setting.lanes)
-    tf.zeros([])  # which sets up the devices
-    on_gpu = bool(tf.config.list_physical_devices("GPU"))
-    memory = gpu_memory if on_gpu else process_memory
-    libraries = memory()[0]
-    model = new_trainer(setting)
+    memory, libraries, on_gpu = of_libraries()
+    model, batches = trained(setting)
 
     class Clock(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
-            self.moments, self.held = [], None
+            self.moments, self.held, self.first = [], None, int(self.model.optimizer.iterations) == 0
 
         def on_train_batch_end(self, batch, logs=None):
             self.moments.append(time.perf_counter())
-            passed = self.moments[-1] - self.moments[0]
-            # As long as a checkpoint is written, in steps.
-            self.held = snapshot(self.model) if len(self.moments) == 2 else self.held if len(self.moments) < 5 else None
-            self.model.stop_training = len(self.moments) > FEWEST_STEPS and passed > seconds
+            steps, passed = len(self.moments) - 1, self.moments[-1] - self.moments[0]
+            if self.first:  # for as long as a checkpoint is written, in steps
+                self.held = snapshot(self.model) if steps == 1 else self.held if steps < 4 else None
+            self.model.stop_training = passed > seconds and steps >= (FIRST_STEPS if self.first else FEWEST_STEPS)
 
     clock = Clock()
-    options = tf.data.Options()
-    options.autotune.enabled = False  # the end of an iterator waits for tf.data's tuner, which sleeps up to a minute
-    batches = tf.data.Dataset.from_tensors(random_batch(setting)).repeat().with_options(options)
     model.fit(batches, callbacks=[clock], verbose=0)
     steps = [after - before for before, after in pairwise(clock.moments)]
     _, peak, limit = memory()
     return Measured(statistics.median(steps), libraries, peak, limit, on_gpu)
+
+
+@cache
+def of_libraries() -> tuple[Callable, int, bool]:
+    """What tells this process's memory, what it took when this was first called, and whether that is a GPU's."""
+    import tensorflow as tf
+
+    tf.zeros([])  # which sets up the devices
+    on_gpu = bool(tf.config.list_physical_devices("GPU"))
+    memory = gpu_memory if on_gpu else process_memory
+    return memory, memory()[0], on_gpu
+
+
+@cache
+def trained(setting: Setting) -> tuple:
+    """A new trainer and what it trains on, each setting's own in this process."""
+    import tensorflow as tf
+
+    options = tf.data.Options()
+    options.autotune.enabled = False  # the end of an iterator waits for tf.data's tuner, which sleeps up to a minute
+    return new_trainer(setting), tf.data.Dataset.from_tensors(random_batch(setting)).repeat().with_options(options)
 
 
 def new_trainer(setting: Setting):
