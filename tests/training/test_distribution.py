@@ -257,6 +257,7 @@ def test_what_fails_in_making_a_batch_here_is_no_other_worker_s_loss(monkeypatch
         raise tf.errors.UnknownError(None, None, "Connection reset by peer")
 
 
+@pytest.mark.long
 def test_a_killed_run_goes_on_with_another_number_of_replicas(start_process, tmp_path):
     parted, alone = tmp_path / "parted", tmp_path / "alone"
     for output, replicas, at, status in (
