@@ -26,8 +26,8 @@ FIRST_OPERATIONS = 10**10  # of the first trial's step: a tenth of a second on t
 SECONDS_OF_STEP = 1.0  # that the wide trial's shall take; half of it tells too little of what a sequence takes
 MOST_LAYERS = 4  # of the deep trial
 ROUNDS = 3  # in which the trials take turns: what slows the machine for a while then slows a third of each
-FIRST_STEPS = 12  # until the heap has its size
-FEWEST_STEPS = 2
+FIRST_STEPS = 12  # of a setting in its process, until the heap has its size
+FEWEST_STEPS = 2  # of each later turn
 
 
 class Measured(NamedTuple):
@@ -75,17 +75,17 @@ def calibrate(setting: Setting, seconds: float, prepare: Callable[[], None], pro
     shallow = trial(setting, 1, batch_size)
     with fresh_process(prepare) as measure:
         least = measure(shallow, seconds)
-    progress(1, 1 + 3 * ROUNDS)
     batch_size = max(4 * batch_size, round(batch_size * SECONDS_OF_STEP / least.seconds))
     batch_size = max(min(batch_size, setting.in_part // 2), shallow.batch_size + 1)
     layers = min(max(setting.config.num_hidden_layers, 2), MOST_LAYERS)
     wide, deep = trial(setting, 1, batch_size), trial(setting, layers, batch_size)
-    taken = {deep: [], wide: [], shallow: []}  # the first is the one whose memory counts
+    taken = {deep: [], wide: [], shallow: []}
+    turns = [*taken] * ROUNDS  # the deep one's first, as its memory counts
+    progress(1, 1 + len(turns))
     with fresh_process(prepare) as measure:
-        for done in range(3 * ROUNDS):
-            of = list(taken)[done % 3]
+        for done, of in enumerate(turns, 2):
             taken[of].append(measure(of, seconds))
-            progress(2 + done, 1 + 3 * ROUNDS)
+            progress(done, 1 + len(turns))
     speed = speed_of(*((of, statistics.median(one.seconds for one in taken[of])) for of in (shallow, wide, deep)))
     blank = Device(least.libraries, on_gpu=least.on_gpu)
     return speed, device_of(blank, [(shallow, least.peak), (deep, taken[deep][0].peak)]), least.limit
