@@ -35,6 +35,11 @@ def table(title: str, rows: dict[str, object], columns: tuple[str, ...] = ("", "
     CONSOLE.print(printed)
 
 
+def four_figures(value: float) -> str:
+    """The number with four figures, or with all that stand before its point."""
+    return f"{value:,.4g}" if abs(value) < 9_999.5 else f"{value:,.0f}"
+
+
 def finish(title: str, output: str, metrics: dict[str, float]) -> None:
     """Writes <output>/metrics.json and prints it. Raises ValueError for a number that JSON has not."""
     write(output, metrics)

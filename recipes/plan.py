@@ -184,10 +184,12 @@ def check_positive(**flags: float | None) -> None:
 
 def shares(counted: dict, total: int) -> dict:
     """Rows of a table: forward and backward operations of each product, their sum and its share."""
+    from kbert import report
+
     every = tuple(sum(both[way] for both in counted.values()) for way in (0, 1))
     rows = counted | {"all": every}
     return {
-        name: (f"{both[0] / GIGA:,.4g}", f"{both[1] / GIGA:,.4g}", f"{sum(both) / total:.1%}")
+        name: (*(report.four_figures(one / GIGA) for one in both), f"{sum(both) / total:.1%}")
         for name, both in rows.items()
     }
 

@@ -1,4 +1,6 @@
-"""What the tests of the recipes share, and which tests begin first."""
+"""What tests of several folders share, and which tests begin first."""
+
+import multiprocessing
 
 import pytest
 from small_corpus import VOCABULARY, text
@@ -24,6 +26,20 @@ BEGIN_FIRST = {
 
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.stem not in BEGIN_FIRST)
+
+
+@pytest.fixture(scope="session")
+def start_process():
+    """start_process(function, *arguments) -> a process of its own, which has TensorFlow imported already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.training.tiny_run"])
+
+    def start(function, *arguments, **options):
+        process = context.Process(target=function, args=arguments, kwargs=options)
+        process.start()
+        return process
+
+    return start
 
 
 @pytest.fixture(scope="session")

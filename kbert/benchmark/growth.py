@@ -174,7 +174,8 @@ def tell(curves: Sequence[Curve], output: str | None) -> None:
             metrics |= {f"{result.name}, {name}": value for name, value in shown[result.name].items()}
         there = [name for name in COLUMNS if any(name in told for told in shown.values())]
         rows = {
-            name: tuple(f"{told[one]:,.4g}" if one in told else "" for one in there) for name, told in shown.items()
+            name: tuple(report.four_figures(told[one]) if one in told else "" for one in there)
+            for name, told in shown.items()
         }
         title = f"A token's cost by {curve.name}, median of {len(curve.results[0].rounds)} rounds"
         report.table(title, rows, ("", *there))

@@ -35,7 +35,7 @@ def tell(work: Work, results: Sequence[Result], output: str | None) -> None:
         if not result.rounds or result.reason:
             continue
         shown = numbers(work, result, ours, limit)
-        rows[result.name] = tuple(f"{shown[name]:,.4g}" if name in shown else "" for name in COLUMNS[1:])
+        rows[result.name] = tuple(report.four_figures(shown[name]) if name in shown else "" for name in COLUMNS[1:])
         metrics |= {f"{result.name}, {name}": value for name, value in shown.items()}
     report.table(f"{work.title}, median of {len(ours.rounds)} rounds", rows, COLUMNS)
     for result in results:

@@ -25,14 +25,13 @@ def serve(folder, port, seed, is_ready):
 
 
 @pytest.fixture
-def serving():
+def serving(start_process):
     """Starts data servers, until the test ends."""
-    spawning, begun = multiprocessing.get_context("spawn"), []
+    begun = []
 
     def begin(folder, port, seed):
-        is_ready = spawning.Event()
-        begun.append(spawning.Process(target=serve, args=(folder, port, seed, is_ready)))
-        begun[-1].start()
+        is_ready = multiprocessing.get_context("forkserver").Event()
+        begun.append(start_process(serve, folder, port, seed, is_ready))
         assert is_ready.wait(120)
         return begun[-1]
 
@@ -106,8 +105,9 @@ def test_a_server_that_comes_back_with_other_flags_is_not_listened_to(server, se
     assert_told_and_made_here(source, batch_of(text_source(tmp_path)), "it has other text or flags now", capfd)
 
 
-def test_a_port_that_another_server_has_is_refused(server, tmp_path):
-    _, address = server
-    port = int(address.partition(":")[2])
-    with pytest.raises(ValueError, match=f"^port {port}: Address already in use$"):
-        text_source(tmp_path).serve(7, port, ready=lambda: pytest.fail("it serves"))
+def test_a_port_that_another_server_has_is_refused(tmp_path):
+    write_corpus(tmp_path, [9_000])
+    with socket.create_server(("", 0), reuse_port=True) as taken:  # as a data server has it
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=f"^port {port}: Address already in use$"):
+            text_source(tmp_path).serve(7, port, ready=lambda: pytest.fail("it serves"))

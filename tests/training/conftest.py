@@ -1,5 +1,4 @@
 import functools
-import multiprocessing
 import random
 import signal
 import time
@@ -7,20 +6,6 @@ import time
 import pytest
 
 from tests.training import tiny_run
-
-
-@pytest.fixture(scope="session")
-def start_process():
-    """start_process(function, *arguments) -> a process of its own, which has TensorFlow imported already."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.training.tiny_run"])
-
-    def start(function, *arguments, **options):
-        process = context.Process(target=function, args=arguments, kwargs=options)
-        process.start()
-        return process
-
-    return start
 
 
 @pytest.fixture(scope="session")
