@@ -106,7 +106,7 @@ def test_a_server_that_comes_back_with_other_flags_is_not_listened_to(server, se
 
 
 def test_a_port_that_another_server_has_is_refused(tmp_path):
-    write_corpus(tmp_path, [9_000])
+    write_corpus(tmp_path, [9_000] * 2)
     with socket.create_server(("", 0), reuse_port=True) as taken:  # as a data server has it
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=f"^port {port}: Address already in use$"):
