@@ -137,7 +137,7 @@ def test_workers_that_cannot_train_together_end_in_a_line_each(folder, changes, 
     addresses = free_addresses(2)
     command = f"{PRETRAIN} --steps 100000 --strategy multi_worker --devices.workers {' '.join(addresses)}"
     words = shlex.split(command.replace("OUT", f"workers-{at_once}"))
-    # Of a level that JAX sets where Keras imports it, as it does here when it is installed, a shell knows nothing.
+    # Where JAX is installed Keras imports it here, and JAX sets the level of messages for processes begun here.
     shell = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": folder, "env": shell}
     started = [

@@ -161,25 +161,26 @@ def test_products_have_the_operations_of_the_step_and_of_the_encoder():
 
 
 def test_a_share_is_of_the_limit_and_the_form_is_the_fastest_in_the_median(tmp_path, capsys):
-    ours = Result("kbert", {"versions": "1"}, [{"seconds": 2.0}, {"seconds": 4.0}, {"seconds": 3.0}], 5 * 10**6)
-    peer = Result("peer", {}, [{"seconds": 6.0}] * 3, 10**6)
+    ours = Result("kbert", {"versions": "1"}, [{"seconds": 20.0}, {"seconds": 40.0}, {"seconds": 30.0}], 5 * 10**6)
+    peer = Result("peer", {}, [{"seconds": 60.0}] * 3, 10**6)
     forms = [{"one": 1.0, "other": 2.0}, {"one": 5.0, "other": 2.0}, {"one": 5.0, "other": 2.0}]
-    limit = Result("limit", {}, [{"seconds": 1.5, "forms": {"product": form}} for form in forms])
+    limit = Result("limit", {}, [{"seconds": 15.0, "forms": {"product": form}} for form in forms])
     assert best_forms(limit) == {"product": ("other", 2.0)}
     gone = Result("gone", reason="it is not installed")
     stopped = Result("stopped", {}, [{"seconds": 1.0}], reason="out of memory")
-    tell(Work("a step", 300, 6 * 10**9), [ours, peer, limit, gone, stopped], str(tmp_path))
+    tell(Work("a step", 3_000, 60 * 10**9), [ours, peer, limit, gone, stopped], str(tmp_path))
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     assert (
         metrics["kbert, tokens/s"] == 100 and metrics["kbert, GFLOP/s"] == 2 and metrics["kbert, of the limit"] == 0.5
     )
     assert metrics["peer, times kbert's"] == 2.0 and metrics["peer, peak MB"] == 1.0
     out = capsys.readouterr().out
+    assert all(milliseconds in out for milliseconds in ("30,000", "60,000", "15,000"))
     assert "gone: it is not installed" in out and "stopped: out of memory" in out
     assert not [name for name in metrics if name.startswith(("gone", "stopped"))]
     lines = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
     assert [line["name"] for line in lines] == ["kbert", "peer", "limit", "gone", "stopped"]
-    assert lines[0]["rounds"][1] == {"seconds": 4.0}
+    assert lines[0]["rounds"][1] == {"seconds": 40.0}
 
 
 def test_a_text_is_cut_for_kbert_where_it_is_for_the_peers(tmp_path):
