@@ -16,9 +16,10 @@ demo: .venv/installed
 test: .venv/installed-test
 	$(python) -m pytest $(in_parallel)
 
+# Both passes run, whatever the first ends with.
 test-long: .venv/installed-test
-	$(python) -m pytest $(in_parallel) -m "not alone"
-	$(python) -m pytest -m alone
+	$(python) -m pytest $(in_parallel) -m "not alone"; first=$$?; \
+	$(python) -m pytest -m alone && exit $$first
 
 lint: .venv/installed-test
 	$(python) -m ruff check .

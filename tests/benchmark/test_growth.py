@@ -62,19 +62,20 @@ def test_the_line_goes_through_the_base_and_grows_as_the_operations_do():
 
 
 def test_the_table_the_numbers_and_the_plot_have_what_was_measured_by_value(tmp_path, capsys):
-    one = curve(3e-6, 1e-6)
+    one = curve(3e-1, 1e-1)
     tell([one], str(tmp_path))
     metrics = json.loads((tmp_path / "metrics.json").read_text())
-    assert metrics["length 16, us/token"] == pytest.approx(1) and metrics["length 32, ms"] == pytest.approx(0.3)
-    assert metrics["length 16, arithmetic's us/token"] == pytest.approx(1.5)
+    assert metrics["length 16, us/token"] == pytest.approx(1e5) and metrics["length 32, ms"] == pytest.approx(3e4)
+    assert metrics["length 16, arithmetic's us/token"] == pytest.approx(1.5e5)
     assert metrics["length 32, peak MB"] == 1 and "length 64, ms" not in metrics
     out = capsys.readouterr().out
     assert "length 64: out of memory" in out and out.index("length 16") < out.index("length 32")
+    assert "30,000" in out and "e+" not in out
     lines = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
     assert [(line["work"], line["name"]) for line in lines][1] == ("growth with length", "length 16")
     line, dots = plot(one).axes[0].lines
-    assert list(line.get_xdata()) == [16, 32, 64] and line.get_ydata() == pytest.approx([1.5, 3, 6])
-    assert list(dots.get_xdata()) == [16, 32] and dots.get_ydata() == pytest.approx([1, 3])
+    assert list(line.get_xdata()) == [16, 32, 64] and line.get_ydata() == pytest.approx([1.5e5, 3e5, 6e5])
+    assert list(dots.get_xdata()) == [16, 32] and dots.get_ydata() == pytest.approx([1e5, 3e5])
     assert (tmp_path / "length.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -314,6 +314,12 @@ def test_what_fits_in_one_way_alone_is_planned(tmp_path, monkeypatch, capsys):
     assert re.search(r"largest batch within 5.1 GB *│ 1 *│ none", capsys.readouterr().out)
 
 
+def test_the_operations_of_a_large_step_have_no_exponent(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    call(f"{PLAN.replace('tiny', 'large')} --sequence-length 512 --batch-size 64 --memory 100")
+    assert re.search(r"all +│ 2\d,\d{3} +│ 4\d,\d{3} +│", capsys.readouterr().out)
+
+
 def test_an_unknown_size_is_one_line_and_status_2(tmp_path):
     done = recipe(PLAN.replace("tiny", "huge"), tmp_path)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "huge" in done.stderr
