@@ -36,10 +36,11 @@ class DeviceRule:
     recompute: bool = False
 
 
-def start(word: str, rule: DeviceRule, tf_config: str | None = None):
+def start(word: str, rule: DeviceRule, tf_config: str | None = None, in_lanes: int = 1):
     """Prepares TensorFlow and Keras for a run, before they compute anything; returns the tf.distribute.Strategy.
 
     tf_config: what the environment variable TF_CONFIG says. Where this process is not the chief it then prints nothing.
+    in_lanes: parts of a batch that one device takes side by side (kbert/training/lanes.py).
     Raises ValueError for what does not go together or is not on this machine.
     """
     if bool(rule.workers) != (rule.worker is not None):
@@ -51,8 +52,11 @@ def start(word: str, rule: DeviceRule, tf_config: str | None = None):
     import keras
 
     from kbert import report
+    from kbert.training import lanes
     from kbert.training.distribution import Cluster, is_chief, new_strategy, only_cpus
 
+    if word == "one":
+        lanes.begin(in_lanes)
     cluster = None
     if word == "multi_worker":
         if not rule.workers and not tf_config:

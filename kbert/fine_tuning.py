@@ -1,11 +1,13 @@
 """What the fine-tuning recipes share: which layers learn and how the weights move, as flags; a new head on a start."""
 
 import itertools
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from kbert.devices import DeviceRule
+from kbert.devices import start as start_devices
 
 
 @dataclass(frozen=True)
@@ -81,14 +83,25 @@ def check_numbers(optimizer, seed: int) -> None:
         raise ValueError(f"--optimizer.accumulation {optimizer.accumulation}: expected at least 1")
 
 
-def check_grid(learning_rates, batch_sizes, epochs, parts: int) -> None:
-    """Raises ValueError for numbers that no run can be made of; parts: replicas x accumulation."""
+def start_runs(
+    strategy: str, devices: DeviceRule, optimizer: OptimizerRule, tokens: int, learning_rates, batch_sizes, epochs
+):
+    """Prepares TensorFlow for runs of this grid before it computes anything; returns their tf.distribute.Strategy.
+
+    tokens: of an example, at most. Raises ValueError for numbers that no run can be made of, and as devices.start does.
+    """
     for name, values in (("learning-rates", learning_rates), ("batch-sizes", batch_sizes), ("epochs", epochs)):
         if not values or not all(0 < value < float("inf") for value in values) or len(set(values)) < len(values):
             raise ValueError(f"--{name} {' '.join(map(str, values))}: expected different numbers above 0")
+    from kbert.training import lanes
+
+    in_lanes = min(lanes.count(size // optimizer.accumulation, tokens, devices.recompute) for size in batch_sizes)
+    replicas = start_devices(strategy, devices, os.environ.get("TF_CONFIG"), in_lanes)
+    parts = replicas.num_replicas_in_sync * optimizer.accumulation
     for size in batch_sizes:
         if size % parts:
             raise ValueError(f"--batch-sizes {size}: replicas x accumulation, {parts}, does not divide it")
+    return replicas
 
 
 def check_rows(batch_sizes, encoded) -> None:
@@ -149,12 +162,8 @@ def start_of(
     encoder, config = without_heads(start), replace(start.config, sequence_length=sequence_length)
     tell_untrained(start, sequence_length)
     options = {} if layers.dropout is None else {"dropout": layers.dropout}
-    reads_pooled = head(Bert(replace(config, pooler=True)), **options).reads_pooled_output
-    if reads_pooled and not config.pooler:
-        config = replace(config, pooler=True)
-        report.CONSOLE.print("new, as the start has none: bert/pooler", highlight=False)
 
-    def new_model():
+    def new_model(config):
         model = head(Bert(config), **options)
         take_over(model, encoder)
         reinitialize(model.bert, layers.reinitialized)
@@ -162,8 +171,11 @@ def start_of(
         model.bert.recompute = devices.recompute
         return model
 
-    new_model()  # refuses what the layers and the dropout cannot be
-    return tokenizer, new_model, settings
+    first = new_model(replace(config, pooler=True))  # refuses what the layers and the dropout cannot be
+    if first.reads_pooled_output and not config.pooler:
+        config = replace(config, pooler=True)
+        report.CONSOLE.print("new, as the start has none: bert/pooler", highlight=False)
+    return tokenizer, lambda: new_model(config), settings
 
 
 def new_search(output: str, encoded, layers: LayerRule, optimizer: OptimizerRule, **given):

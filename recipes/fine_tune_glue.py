@@ -6,24 +6,22 @@ From MiniLM's weights (6 layers of 384) MRPC at 5e-5, one seed, took four minute
 """
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from kbert.command_line import run as start
 from kbert.devices import DeviceRule, Strategy
-from kbert.devices import start as start_devices
 from kbert.fine_tuning import (
     LayerRule,
     OptimizerRule,
     alike,
-    check_grid,
     check_rows,
     check_rules,
     new_search,
     search_all,
     start_of,
+    start_runs,
 )
 
 
@@ -118,9 +116,7 @@ def main(
     from kbert.training.run_directory import begin_run
 
     # Read: everything that can be refused is looked at before long work begins.
-    replicas = start_devices(strategy, devices, os.environ.get("TF_CONFIG"))
-    parts = replicas.num_replicas_in_sync * optimizer.accumulation
-    check_grid(learning_rates, batch_sizes, epochs, parts)
+    replicas = start_runs(strategy, devices, optimizer, sequence_length, learning_rates, batch_sizes, epochs)
     of_start = (model, reading.lower_case, sequence_length)
     tokenizer, new_model, settings = start_of(*of_start, head_of(problem, loss), layers, optimizer, devices)
     encoded = encode_all(problem, tokenizer, sequence_length)

@@ -3,24 +3,22 @@
 python recipes/fine_tune_ner.py --model runs/books --train train.conll --dev dev.conll --output runs/entities
 """
 
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from kbert.command_line import run as start
 from kbert.devices import DeviceRule, Strategy
-from kbert.devices import start as start_devices
 from kbert.fine_tuning import (
     LayerRule,
     OptimizerRule,
     alike,
-    check_grid,
     check_rows,
     check_rules,
     new_search,
     search_all,
     start_of,
+    start_runs,
 )
 from kbert.whole_file import refuse_to_replace
 
@@ -119,7 +117,8 @@ def main(
     from kbert.training.run_directory import begin_run
 
     # Read: everything that can be refused is looked at before long work begins.
-    replicas = start_devices(strategy, devices, os.environ.get("TF_CONFIG"))
+    check_rules(layers, optimizer, seed, restarts)
+    replicas = start_runs(strategy, devices, optimizer, sequence_length, learning_rates, batch_sizes, epochs)
     columns = ner.Columns(reading.separator, reading.word, reading.tag)
     sets = {
         name: ner.read(path, scheme, columns) for name, path in (("train", train), ("dev", dev), ("test", test)) if path
@@ -127,9 +126,6 @@ def main(
     written = [Path(output) / f"{name}{ending}" for name in sets for ending in (".conll", ".jsonl")]
     refuse_to_replace((train, dev, test), written)
     labels = ner.tag_names(sets["train"])
-    check_rules(layers, optimizer, seed, restarts)
-    parts = replicas.num_replicas_in_sync * optimizer.accumulation
-    check_grid(learning_rates, batch_sizes, epochs, parts)
     if head == "linear" and features != FeatureRule():
         raise ValueError("--features is what a BiLSTM reads; expected --head bilstm beside it")
     if head == "bilstm" and features.frozen and (layers.frozen, layers.reinitialized, layers.decay) != (0, 0, 1.0):

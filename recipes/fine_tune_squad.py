@@ -4,24 +4,22 @@ python recipes/fine_tune_squad.py --model runs/books --train train-v1.1.json --d
 """
 
 import inspect
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from kbert.command_line import run as start
 from kbert.devices import DeviceRule, Strategy
-from kbert.devices import start as start_devices
 from kbert.fine_tuning import (
     LayerRule,
     OptimizerRule,
     alike,
-    check_grid,
     check_rows,
     check_rules,
     new_search,
     search_all,
     start_of,
+    start_runs,
 )
 
 # The paper's, by version.
@@ -122,14 +120,12 @@ def main(
     if predictions is not None:
         score_alone(asked, version, (predictions, null_odds), answers.threshold, output)
         return
-    replicas = start_devices(strategy, devices, os.environ.get("TF_CONFIG"))
+    check_rules(layers, optimizer, seed, restarts)
+    grid = {"epochs": epochs or (EPOCHS[version],), "batch_sizes": batch_sizes or (BATCH_SIZES[version],)}
+    replicas = start_runs(strategy, devices, optimizer, windows.sequence_length, learning_rates, **grid)
     learned, lost = squad.with_answers_in_place(squad.read(train, "1.1" if version == "1.1" else None)[0])
     if not learned:
         raise ValueError(f"{train}, question {lost[0].id}: its answer is not where it is said to be, nor any other's")
-    grid = {"epochs": epochs or (EPOCHS[version],), "batch_sizes": batch_sizes or (BATCH_SIZES[version],)}
-    check_rules(layers, optimizer, seed, restarts)
-    parts = replicas.num_replicas_in_sync * optimizer.accumulation
-    check_grid(learning_rates, **grid, parts=parts)
     rule, answer_rule = rules(windows, answers, version)
     of_start = (model, windows.lower_case, windows.sequence_length)
     tokenizer, new_model, settings = start_of(*of_start, kbert.BertSpanPredictor, layers, optimizer, devices)

@@ -3,22 +3,20 @@
 python recipes/fine_tune_swag.py --model runs/books --train train.csv --dev val.csv --output runs/swag
 """
 
-import os
 from pathlib import Path
 
 from kbert.command_line import run as start
 from kbert.devices import DeviceRule, Strategy
-from kbert.devices import start as start_devices
 from kbert.fine_tuning import (
     LayerRule,
     OptimizerRule,
     alike,
-    check_grid,
     check_rows,
     check_rules,
     new_search,
     search_all,
     start_of,
+    start_runs,
 )
 
 
@@ -74,13 +72,12 @@ def main(
     from kbert.whole_file import write_whole
 
     # Read: everything that can be refused is looked at before long work begins.
-    replicas = start_devices(strategy, devices, os.environ.get("TF_CONFIG"))
     files = {"train": train, "dev": dev, "test": test}
     sets = {name: swag.read(path) for name, path in files.items() if path}
     check_sets(sets)
     check_rules(layers, optimizer, seed, restarts)
-    parts = replicas.num_replicas_in_sync * optimizer.accumulation
-    check_grid(learning_rates, batch_sizes, epochs, parts)
+    tokens = len(sets["train"][0].endings) * sequence_length
+    replicas = start_runs(strategy, devices, optimizer, tokens, learning_rates, batch_sizes, epochs)
     of_start = (model, lower_case, sequence_length)
     tokenizer, new_model, settings = start_of(*of_start, kbert.BertMultipleChoice, layers, optimizer, devices)
     encoded = {name: swag.encode(of, tokenizer, sequence_length) for name, of in sets.items()}

@@ -189,10 +189,9 @@ def main(
     # Read: everything that can be refused is looked at before long work begins.
     if run.serve_data:  # and trains nothing, on whatever devices those train for whom it works
         strategy, devices = "one", DeviceRule()
-    if strategy == "one" and not run.serve_data:
-        in_part = batch_size // max(1, optimizer.accumulation)
-        lanes.begin(lanes.count(in_part, sequence_length, devices.recompute))
-    replicas = start_devices(strategy, devices, os.environ.get("TF_CONFIG"))
+    in_part = batch_size // max(1, optimizer.accumulation)
+    in_lanes = 1 if run.serve_data else lanes.count(in_part, sequence_length, devices.recompute)
+    replicas = start_devices(strategy, devices, os.environ.get("TF_CONFIG"), in_lanes)
     check_batch(batch_size, replicas, optimizer.accumulation)
     if start:
         first, tokenizer = kbert.load(start, lower_case=text.lower_case)

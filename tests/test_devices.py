@@ -2,9 +2,10 @@
 
 import keras
 import pytest
+import tensorflow as tf
 
-from kbert import devices
-from kbert.training import distribution
+from kbert import devices, environment, fine_tuning
+from kbert.training import distribution, lanes
 
 FAST = "processor\t: 0\nvendor_id\t: x\nflags\t\t: fpu avx512f avx512_bf16\nbugs\t: y\n"
 SLOW = FAST.replace(" avx512_bf16", "")
@@ -40,6 +41,31 @@ def test_of_a_system_without_cpuinfo_and_of_a_gpu_nothing_is_said(on_cpus, monke
     on_cpus(SLOW)
     monkeypatch.setattr(distribution, "only_cpus", lambda: False)
     assert not devices.lacks_instructions("bfloat16")
+
+
+@pytest.mark.parametrize(("word", "begun"), [("one", [2]), ("mirrored", [])])
+def test_one_device_alone_takes_batches_in_lanes(word, begun, monkeypatch):
+    asked = []
+    monkeypatch.setattr(lanes, "begin", asked.append)
+    monkeypatch.setattr(distribution, "new_strategy", lambda *arguments: tf.distribute.get_strategy())
+    devices.start(word, devices.DeviceRule(), in_lanes=2)
+    assert asked == begun
+
+
+@pytest.mark.parametrize(
+    ("batch_sizes", "tokens", "rule", "accumulation", "asked"),
+    [((32,), 128, {}, 1, 2), ((64, 32), 128, {}, 1, 2), ((32,), 64, {}, 1, 1), ((64, 33), 128, {}, 1, 1)]
+    + [((32,), 128, {}, 2, 1), ((32,), 128, {"recompute": True}, 1, 1)],
+)
+def test_fine_tuning_is_in_lanes_where_every_batch_of_its_runs_can_be(
+    batch_sizes, tokens, rule, accumulation, asked, monkeypatch
+):
+    found = []
+    monkeypatch.setattr(environment, "cores", lambda: 2)
+    monkeypatch.setattr(lanes, "begin", found.append)
+    how = devices.DeviceRule(**rule), fine_tuning.OptimizerRule(accumulation=accumulation), tokens
+    fine_tuning.start_runs("one", *how, (1e-4,), batch_sizes, (1,))
+    assert found == [asked]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ Sequences of like length go together, so that little is padding: each epoch is s
 each pool sorted by length and its batches shuffled. Batch k can be made without those before it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ import tensorflow as tf
 from kbert.tasks.examples import Example
 from kbert.text.packing import pack, special_ids
 from kbert.text.walk import prefetched
+from kbert.training import lanes
 
 POOL = 50  # batches that are sorted together: enough for like lengths, few enough for a shuffle
 MULTIPLE = 2  # every length is a multiple of it, so that few shapes occur and little is padding
@@ -94,19 +96,27 @@ def training_batches(encoded, batch_size: int, epochs: int, seed: int, start: in
     return prefetched(dataset.map(make, num_parallel_calls=2, deterministic=True))
 
 
-def in_order_of_length(encoded, batch_size: int = 64) -> Iterator[tuple[np.ndarray, dict]]:
-    """The numbers and the model's inputs of every sequence, like lengths together."""
+def in_order_of_length(encoded, call: Callable, batch_size: int = 64) -> Iterator[tuple[np.ndarray, object]]:
+    """The numbers of every sequence, like lengths together, and call(the model's inputs, numbers), in lanes."""
     order = np.argsort(encoded.lengths, kind="stable")
-    for start in range(0, len(order), batch_size):
-        rows = order[start : start + batch_size]
+    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+    def computed(rows):
         features = encoded.packed(rows, rounded_length(encoded, rows))
-        yield rows, {name: features[name] for name in INPUTS}
+        return rows, call({name: features[name] for name in INPUTS}, rows)
+
+    if lanes.there_are() == 1:
+        yield from map(computed, batches)
+    else:
+        with ThreadPoolExecutor(lanes.there_are()) as pool:
+            yield from pool.map(computed, batches)
 
 
 def logits_of(model, encoded, batch_size: int = 64) -> np.ndarray:
     """The model's `logits` [N, ...] for every sequence, in their order."""
     rank = encoded.packed([0], encoded.max_length)[INPUTS[0]].shape.rank
     spec = dict.fromkeys(INPUTS, tf.TensorSpec([None] * rank, tf.int32))
-    call = tf.function(lambda features: model(features, training=False)["logits"], [spec], autograph=False)
-    rows, found = zip(*((r, call(f).numpy()) for r, f in in_order_of_length(encoded, batch_size)), strict=True)
-    return np.concatenate(found)[np.argsort(np.concatenate(rows))]
+    of_batch = tf.function(lambda features: model(features, training=False)["logits"], [spec], autograph=False)
+    found = in_order_of_length(encoded, lambda features, rows: of_batch(features).numpy(), batch_size)
+    rows, logits = zip(*found, strict=True)
+    return np.concatenate(logits)[np.argsort(np.concatenate(rows))]

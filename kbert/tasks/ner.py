@@ -237,11 +237,11 @@ def tags_of(
 ) -> list[list[str]]:
     """The likeliest tag of each word, sentence by sentence."""
     specs = dict.fromkeys(INPUTS, tf.TensorSpec([None, None], tf.int32))
-    call = tf.function(lambda f: tf.argmax(model(f, training=False)["logits"], axis=-1), [specs], autograph=False)
+    of_batch = tf.function(lambda f: tf.argmax(model(f, training=False)["logits"], axis=-1), [specs], autograph=False)
     found = np.full(len(encoded.label_ids), -1)
     starts, first, count = (values.numpy() for values in (encoded.spans.starts, *encoded.asked))
-    for rows, features in in_order_of_length(encoded, batch_size):
-        for row, ids in zip(rows, call(features).numpy(), strict=True):
+    for rows, tags in in_order_of_length(encoded, lambda features, rows: of_batch(features).numpy(), batch_size):
+        for row, ids in zip(rows, tags, strict=True):
             place = first[row] - starts[row] + 1
             found[first[row] : first[row] + count[row]] = ids[place : place + count[row]]
     of_words = iter(found[encoded.firsts])

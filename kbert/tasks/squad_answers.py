@@ -70,10 +70,10 @@ def best_spans(model, encoded: EncodedQuestions, rule: WindowRule, answers: Answ
         null = tf.stack([outputs["start_logits"][:, 0], outputs["end_logits"][:, 0]], axis=1)
         return *found, null
 
-    rows, found = [], []
-    for numbers, features in in_order_of_length(encoded, batch_size):
-        rows.append(numbers)
-        found.append([part.numpy() for part in of_batch(features, numbers)])
+    def arrays_of(features, rows):
+        return [part.numpy() for part in of_batch(features, rows)]
+
+    rows, found = zip(*in_order_of_length(encoded, arrays_of, batch_size), strict=True)
     back = np.argsort(np.concatenate(rows))
     begins, ends, start_logits, end_logits, null = (np.concatenate(parts)[back] for parts in zip(*found, strict=True))
     # From positions in a sequence to tokens.

@@ -4,6 +4,9 @@ Where an operation's work is shared out among the cores they wait for each other
 what the memory holds up. Where an operation has one thread, and as many run at once as there are cores, one lane
 multiplies meanwhile: on two cores (AVX-512 at half width) a step of Tiny or Mini takes 7% less, of Base 3%. Each lane
 has the gradients of all weights, and masks of its own in dropout.
+
+In fine-tuning, whose batches are of many lengths, a MiniLM takes 9% less for 32 sequences of 24 or 54 tokens and as
+long for 14; Base takes 6% less for 54 tokens and 6% more for 24 (two cores without AVX-512).
 """
 
 import contextlib

@@ -14,17 +14,17 @@ from keras import ops
 
 def global_norm(gradients):
     """The length of all gradients as one vector, a float32 scalar; None counts as zero."""
-    squares = [square_sum(ops.cast(gradient, "float32")) for gradient in gradients if gradient is not None]
+    halves = [half_square_sum(ops.cast(gradient, "float32")) for gradient in gradients if gradient is not None]
     # One op: TensorFlow's graph optimizer orders the terms of a chain of additions anew in each process.
-    return ops.sqrt(ops.sum(ops.stack(squares)))
+    return ops.sqrt(2 * ops.sum(ops.stack(halves)))
 
 
-def square_sum(x):
+def half_square_sum(x):
     if keras.backend.backend() != "tensorflow":
-        return ops.sum(ops.square(x))
+        return 0.5 * ops.sum(ops.square(x))
     import tensorflow as tf
 
-    return 2 * tf.nn.l2_loss(x)  # in one kernel, which keeps no squares
+    return tf.nn.l2_loss(x)  # in one kernel, which keeps no squares
 
 
 def clip_by_global_norm(gradients, limit: float | None):
@@ -41,8 +41,8 @@ def clip_by_global_norm(gradients, limit: float | None):
 
 
 def dense(gradients) -> list:
-    """A reshape makes TensorFlow's IndexedSlices dense, whose rows may repeat, and costs other gradients nothing."""
-    return [None if gradient is None else ops.reshape(gradient, gradient.shape) for gradient in gradients]
+    """TensorFlow's IndexedSlices, whose rows may repeat, made dense by a reshape."""
+    return [ops.reshape(one, one.shape) if hasattr(one, "indices") else one for one in gradients]
 
 
 def clipping_scale(norm, limit: float | None):
@@ -137,7 +137,7 @@ class BertAdam(keras.optimizers.Optimizer):
 
     @property
     def rule(self) -> "Rule":
-        return Rule(self.beta_1, self.beta_2, self.epsilon, self.weight_decay_rate)
+        return Rule(self.beta_1, self.beta_2, self.epsilon, self.weight_decay_rate, self.bias_correction)
 
     def apply(self, grads, trainable_variables=None):
         """Clips reduced gradients and updates the variables."""
@@ -153,9 +153,8 @@ class BertAdam(keras.optimizers.Optimizer):
         gradient = ops.cast(gradient, variable.dtype)
         index = self._get_variable_index(variable)
         rate = ops.cast(learning_rate, variable.dtype) * self.rate_scales[index]
-        powers = self._powers(variable.dtype)
         written = variable, self.first_moments[index], self.second_moments[index]
-        moving = gradient, rate, *powers
+        moving = gradient, rate, self.iterations + 1
         if keras.backend.backend() != "tensorflow":
             values = self.rule.moved(*written, *moving)
         elif is_alone_on_tensorflow():
@@ -164,13 +163,6 @@ class BertAdam(keras.optimizers.Optimizer):
             values = compiled(self.rule)(*map(own_value, written), *moving)
         for one, value in zip(written, values, strict=True):
             self.assign(one, value)
-
-    def _powers(self, dtype):
-        """beta_1^t and beta_2^t: what the moments still lack since they started at zero; 0 without correction."""
-        if not self.bias_correction:
-            return ops.cast(0, dtype), ops.cast(0, dtype)
-        step = ops.cast(self.iterations + 1, dtype)
-        return self.beta_1**step, self.beta_2**step
 
     def get_config(self):
         return {
@@ -208,13 +200,18 @@ class Rule(NamedTuple):
     beta_2: float
     epsilon: float
     weight_decay: float
+    bias_correction: bool
     by_length: bool = False
 
-    def moved(self, variable, m, v, gradient, rate, power_1, power_2):
-        """The new values of a variable and its moments."""
+    def moved(self, variable, m, v, gradient, rate, step):
+        """The new values of a variable and its moments by the update of this number, from 1."""
         m = self.beta_1 * m + (1 - self.beta_1) * gradient
         v = self.beta_2 * v + (1 - self.beta_2) * ops.square(gradient)
-        update = m / (1 - power_1) / (ops.sqrt(v / (1 - power_2)) + self.epsilon)
+        corrected = m, v
+        if self.bias_correction:  # for what they lack since they started at zero
+            step = ops.cast(step, gradient.dtype)
+            corrected = m / (1 - self.beta_1**step), v / (1 - self.beta_2**step)
+        update = corrected[0] / (ops.sqrt(corrected[1]) + self.epsilon)
         if decays(variable):
             update = update + self.weight_decay * variable
             update = self.of_length(update, variable) if self.by_length else update

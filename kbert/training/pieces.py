@@ -101,14 +101,18 @@ def uncompiled_piece(function, inputs, others=(), **constants):
 
 
 def _drawn_factors(x, seed, rate: float):
-    *outer, length = tf.unstack(tf.shape(x))
+    return tf.ensure_shape(_drawn(tf.shape(x), seed, rate), x.shape)
+
+
+@functools.partial(tf.function, autograph=False)  # of which there is one graph for all arrays of as many dimensions
+def _drawn(shape, seed, rate: float):
+    *outer, length = tf.unstack(shape)
     even = length + length % 2
     count = tf.reduce_prod([*outer, even])
     bits = tf.math.ceil(tf.math.log(tf.cast(tf.maximum(count, 1), tf.float32)) / math.log(2))
     step = tf.maximum(tf.cast(2 ** (bits - 3), tf.int32), DRAWN_AT_ONCE)
     places = tf.zeros([-(-count // step) * step], tf.int8)  # of which XLA takes the shape alone
-    found = tf.reshape(_draw(places, seed, rate)[:count], [*outer, even])[..., :length]
-    return tf.ensure_shape(found, x.shape)
+    return tf.reshape(_draw(places, seed, rate)[:count], [*outer, even])[..., :length]
 
 
 @functools.partial(tf.function, autograph=False, jit_compile=True)
@@ -152,14 +156,18 @@ def ways(function, constants: dict) -> Ways:
 
 def row_sums(x, weights=None):  # [..., N], [N] or None for 1 -> [..., 1]
     """XLA for CPUs adds the numbers of a row one after the other, but not in a product: a third of the time."""
-    shape = tf.shape(x)
-    weights = tf.ones(shape[-1:], x.dtype) if weights is None else weights
-    sums = tf.matmul(tf.reshape(x, [-1, shape[-1]]), weights[:, None])
-    return tf.reshape(sums, tf.concat([shape[:-1], [1]], 0))
+    width = tf.shape(x)[-1] if x.shape[-1] is None else x.shape[-1]
+    weights = tf.ones([width, 1], x.dtype) if weights is None else tf.expand_dims(weights, 1)
+    sums = tf.matmul(_in_rows(x), weights)
+    return sums if x.shape.rank == 2 else tf.reshape(sums, tf.concat([tf.shape(x)[:-1], [1]], 0))
 
 
 def column_sums(x):  # [..., N] -> [N]; as a product XLA would fuse it with what makes x, column by column
-    return tf.reduce_sum(tf.reshape(x, [-1, x.shape[-1]]), axis=0)
+    return tf.reduce_sum(_in_rows(x), axis=0)
+
+
+def _in_rows(x):  # [..., N] -> [R, N]
+    return x if x.shape.rank == 2 else tf.reshape(x, [-1, tf.shape(x)[-1] if x.shape[-1] is None else x.shape[-1]])
 
 
 def row_maxima(x):  # [..., N] -> [..., 1]

@@ -9,6 +9,7 @@ from kbert.tasks import batches, ner, squad, swag
 from kbert.tasks.examples import Example
 from kbert.text.windows import WindowRule
 from kbert.text.wordpiece import WordPiece
+from kbert.training import lanes
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,10 @@ def test_pairs_are_packed_and_long_ones_counted(tokenizer):
         batches.encode([examples[0], make(1)[0]], tokenizer, 48)
 
 
-def test_answers_come_in_the_order_of_the_examples(encoded):
+@pytest.mark.parametrize("count", [1, 2])
+def test_answers_come_in_the_order_of_the_examples(encoded, count, monkeypatch):
+    monkeypatch.setattr(lanes, "there_are", lambda: count)
+
     def model(features, training):
         return {
             "logits": tf.reduce_sum(features["input_ids"] * features["input_mask"], 1),
@@ -81,6 +85,19 @@ def test_answers_come_in_the_order_of_the_examples(encoded):
     every = encoded.packed(np.arange(203), 48)
     np.testing.assert_array_equal(found, (every["input_ids"] * every["input_mask"]).numpy().sum(1))
     assert len(set(found.tolist())) > 150
+
+
+def test_an_error_in_a_lane_ends_the_others(encoded, monkeypatch):
+    monkeypatch.setattr(lanes, "there_are", lambda: 2)
+    called = []
+
+    def call(features, rows):
+        called.append(rows)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        list(batches.in_order_of_length(encoded, call, batch_size=1))
+    assert len(called) < 203
 
 
 def test_too_few_examples_for_a_batch_make_none(encoded):

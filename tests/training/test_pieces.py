@@ -154,7 +154,7 @@ def test_of_many_lengths_few_sizes_are_drawn_and_none_much_larger_than_it_has_to
     monkeypatch.setattr(pieces, "_draw", draw)
     counts = [32 * 12 * length**2 for length in range(16, 257, 2)]
     for length in range(16, 257, 2):
-        pieces._drawn_factors(tf.zeros([32, 12, length, length], tf.int8), SEED, 0.1)
+        pieces._drawn.python_function([32, 12, length, length], SEED, 0.1)
     assert len(set(drawn_sizes)) <= 40
     excess = [size / count for size, count in zip(drawn_sizes, counts, strict=True) if count > pieces.DRAWN_AT_ONCE]
     assert min(excess) >= 1 and max(excess) < 1.3

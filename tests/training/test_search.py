@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from kbert.fine_tuning import LayerRule, OptimizerRule, new_search
-from kbert.training import pieces
+from kbert.training import lanes, pieces
 from kbert.training.search import Search, Trial
 from tests.training import tiny_run
 
@@ -62,7 +62,16 @@ class Searched:
         return model.bert.embeddings.token_embeddings.numpy()
 
     def score(self, model):
+        assert model.lanes == 2
         return {"dev_score": float(np.abs(self.weights(model)).sum())}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_lanes():
+    """As where fine-tuning begins on two cores."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lanes, "there_are", lambda: 2)
+        yield
 
 
 @pytest.fixture(scope="module")
