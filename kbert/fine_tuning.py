@@ -147,7 +147,7 @@ def start_of(
     from kbert.model.bert import Bert
     from kbert.model.fine_tuning import freeze, reinitialize
     from kbert.model_directory import load
-    from kbert.weights.by_name import digest, take_over, without_heads
+    from kbert.weights.by_name import digest, take_over
 
     start, tokenizer = load(model, lower_case=lower_case)
     check_length(sequence_length, start)
@@ -159,13 +159,13 @@ def start_of(
     if min(layers.frozen, layers.reinitialized) < 0 or layers.frozen + layers.reinitialized > count:
         told = f"{layers.frozen} layers frozen and {layers.reinitialized} drawn anew"
         raise ValueError(f"{told}: expected at most the model's {count} together")
-    encoder, config = without_heads(start), replace(start.config, sequence_length=sequence_length)
+    config = replace(start.config, sequence_length=sequence_length)
     tell_untrained(start, sequence_length)
     options = {} if layers.dropout is None else {"dropout": layers.dropout}
 
     def new_model(config):
         model = head(Bert(config), **options)
-        take_over(model, encoder)
+        take_over(model, start, "bert/")
         reinitialize(model.bert, layers.reinitialized)
         freeze(model.bert, layers.frozen)
         model.bert.recompute = devices.recompute

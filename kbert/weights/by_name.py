@@ -62,12 +62,13 @@ def without_heads(model: keras.Model) -> BertPretrainer:
     return alone
 
 
-def take_over(model: keras.Model, start: keras.Model) -> list[str]:
+def take_over(model: keras.Model, start: keras.Model, part: str = "") -> list[str]:
     """Puts a model's weights into those of the same names of another; the names of the weights that are left new.
 
-    Raises ValueError for a weight of another shape.
+    part: what the names begin with; "bert/" leaves heads as they are. Raises ValueError for a weight of another shape.
     """
-    given, left = named_weights(start), []
+    given = {name: weight for name, weight in named_weights(start).items() if name.startswith(part)}
+    left = []
     for name, weight in named_weights(model).items():
         if name not in given:
             left.append(name)

@@ -56,13 +56,13 @@ def train_kbert(folder: Path, start: str, task: str, data: str, steps: str = "50
     from kbert.tasks.batches import training_batches
     from kbert.training.optimization import BertAdam, WarmupLinearDecay
     from kbert.weights import huggingface
-    from kbert.weights.by_name import take_over, without_heads
+    from kbert.weights.by_name import take_over
 
     first, tokenizer = kbert.load(start)
     head, encoded = read(task, data, tokenizer)
     keras.utils.set_random_seed(1)
     model = head(kbert.Bert(replace(first.config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)))
-    take_over(model, without_heads(first))
+    take_over(model, first, "bert/")
     huggingface.write(model, tokenizer, folder / "start")
 
     batches = training_batches(encoded, SEQUENCES // (2 if task == "endings" else 1), 1, 1).take(int(steps))
