@@ -40,7 +40,7 @@ def start(word: str, rule: DeviceRule, tf_config: str | None = None, in_lanes: i
     """Prepares TensorFlow and Keras for a run, before they compute anything; returns the tf.distribute.Strategy.
 
     tf_config: what the environment variable TF_CONFIG says. Where this process is not the chief it then prints nothing.
-    in_lanes: parts of a batch that one device takes side by side (kbert/training/lanes.py).
+    in_lanes: parts of a batch that one device takes side by side (kbert/lanes.py).
     Raises ValueError for what does not go together or is not on this machine.
     """
     if bool(rule.workers) != (rule.worker is not None):
@@ -51,8 +51,7 @@ def start(word: str, rule: DeviceRule, tf_config: str | None = None, in_lanes: i
         raise ValueError(f"--devices.workers with --strategy {word}: expected --strategy multi_worker")
     import keras
 
-    from kbert import report
-    from kbert.training import lanes
+    from kbert import lanes, report
     from kbert.training.distribution import Cluster, is_chief, new_strategy, only_cpus
 
     if word == "one":

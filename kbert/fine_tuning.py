@@ -93,7 +93,7 @@ def start_runs(
     for name, values in (("learning-rates", learning_rates), ("batch-sizes", batch_sizes), ("epochs", epochs)):
         if not values or not all(0 < value < float("inf") for value in values) or len(set(values)) < len(values):
             raise ValueError(f"--{name} {' '.join(map(str, values))}: expected different numbers above 0")
-    from kbert.training import lanes
+    from kbert import lanes
 
     in_lanes = min(lanes.count(size // optimizer.accumulation, tokens, devices.recompute) for size in batch_sizes)
     replicas = start_devices(strategy, devices, os.environ.get("TF_CONFIG"), in_lanes)

@@ -96,9 +96,9 @@ def main(
     if (steps or tokens) and not (measure or gflops):
         work = f"--steps {steps}" if steps else f"--tokens {tokens}"
         raise ValueError(f"{work} with --no-measure: expected --gflops beside it")
-    from kbert import report
+    from kbert import lanes, report
     from kbert.config import BertConfig
-    from kbert.training import lanes, measurement, planning
+    from kbert.training import measurement, planning
 
     # Count.
     if config:

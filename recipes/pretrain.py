@@ -177,9 +177,8 @@ def main(
     import tensorflow as tf
 
     import kbert
-    from kbert import report
+    from kbert import lanes, report
     from kbert.text.baselines import baselines
-    from kbert.training import lanes
     from kbert.training.checkpointing import Checkpoint
     from kbert.training.distribution import agree, chief_first, is_chief, loss_is_told
     from kbert.training.monitoring import Evaluate, EventFiles, Monitor, Panels

@@ -4,8 +4,8 @@ import keras
 import pytest
 import tensorflow as tf
 
-from kbert import devices, environment, fine_tuning
-from kbert.training import distribution, lanes
+from kbert import devices, environment, fine_tuning, lanes
+from kbert.training import distribution
 
 FAST = "processor\t: 0\nvendor_id\t: x\nflags\t\t: fpu avx512f avx512_bf16\nbugs\t: y\n"
 SLOW = FAST.replace(" avx512_bf16", "")

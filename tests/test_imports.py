@@ -17,13 +17,15 @@ RECIPES = sorted((REPOSITORY / "recipes").glob("*.py"))
 ALLOWED = {
     "kbert": ["kbert.environment"],  # its public names load lazily
     "kbert.environment": [],
+    "kbert.lanes": ["kbert.environment"],
     "kbert.command_line": [],
     "kbert.whole_file": [],
     "kbert.config": ["kbert.whole_file"],
     "kbert.report": ["kbert.whole_file"],
-    "kbert.devices": ["kbert.training.distribution", "kbert.report"],
+    "kbert.devices": ["kbert.lanes", "kbert.training.distribution", "kbert.report"],
     "kbert.fine_tuning": [
         "kbert.devices",
+        "kbert.lanes",
         "kbert.model",
         "kbert.model_directory",
         "kbert.weights",
@@ -34,9 +36,16 @@ ALLOWED = {
     "kbert.text": ["kbert.text"],
     "kbert.model": ["kbert.model", "kbert.config", "kbert.training.metrics"],
     "kbert.model.base": ["kbert.training.step"],  # the one place where the TensorFlow step is mixed in
-    "kbert.training": ["kbert.training", "kbert.model", "kbert.config", "kbert.whole_file", "kbert.environment"],
-    "kbert.training.step": ["kbert.training"],  # the models are built on it
-    "kbert.tasks": ["kbert.tasks", "kbert.text", "kbert.whole_file"],
+    "kbert.training": [
+        "kbert.training",
+        "kbert.model",
+        "kbert.config",
+        "kbert.whole_file",
+        "kbert.environment",
+        "kbert.lanes",
+    ],
+    "kbert.training.step": ["kbert.training", "kbert.lanes"],  # the models are built on it
+    "kbert.tasks": ["kbert.tasks", "kbert.text", "kbert.whole_file", "kbert.lanes"],
     "kbert.weights": ["kbert.weights", "kbert.config", "kbert.model", "kbert.text.wordpiece", "kbert.whole_file"],
     "kbert.serving": ["kbert.serving", "kbert.text", "kbert.environment"],
     "kbert.serving.export": ["kbert.serving", "kbert.model.kernels"],
@@ -44,6 +53,7 @@ ALLOWED = {
     "kbert.model_directory": ["kbert.config", "kbert.text", "kbert.model", "kbert.weights", "kbert.whole_file"],
     "kbert.benchmark": [
         "kbert.environment",
+        "kbert.lanes",
         "kbert.benchmark",
         "kbert.config",
         "kbert.text",
@@ -62,6 +72,7 @@ FRAMEWORKS = {"tensorflow", "tensorflow_text", "keras", "keras_hub", "keras_nlp"
 ALLOWED_FRAMEWORKS = {
     "kbert": set(),
     "kbert.environment": set(),
+    "kbert.lanes": {"tensorflow"},
     "kbert.command_line": set(),
     "kbert.whole_file": set(),
     "kbert.report": set(),

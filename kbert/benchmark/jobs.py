@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from kbert import lanes
 from kbert.config import BertConfig
-from kbert.training import lanes, measurement, planning
+from kbert.training import measurement, planning
 
 
 def job_of_step(setting: planning.Setting, batch: Path) -> dict:

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from kbert import lanes
 from kbert.tasks.examples import Example
 from kbert.text.packing import pack, special_ids
 from kbert.text.walk import prefetched
-from kbert.training import lanes
 
 POOL = 50  # batches that are sorted together: enough for like lengths, few enough for a shuffle
 MULTIPLE = 2  # every length is a multiple of it, so that few shapes occur and little is padding

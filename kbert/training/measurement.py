@@ -17,7 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
-from kbert.training import lanes
+from kbert import lanes
 from kbert.training.planning import Device, Setting, device_of, operations, speed_of, trial
 
 STATUS = Path("/proc/self/status")

@@ -12,7 +12,8 @@ import time
 import keras
 import tensorflow as tf
 
-from kbert.training import lanes, pieces
+from kbert import lanes
+from kbert.training import pieces
 from kbert.training.distribution import SUM, loss_is_told, shared_out
 from kbert.training.loss_scale import LossScale
 from kbert.training.metrics import Mean, Sum

@@ -5,11 +5,11 @@ import pytest
 import tensorflow as tf
 from small_corpus import VOCABULARY, WORDS
 
+from kbert import lanes
 from kbert.tasks import batches, ner, squad, swag
 from kbert.tasks.examples import Example
 from kbert.text.windows import WindowRule
 from kbert.text.wordpiece import WordPiece
-from kbert.training import lanes
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from kbert import lanes
 from kbert.fine_tuning import LayerRule, OptimizerRule, new_search
-from kbert.training import lanes, pieces
+from kbert.training import pieces
 from kbert.training.search import Search, Trial
 from tests.training import tiny_run
 

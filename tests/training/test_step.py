@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kbert import environment
+from kbert import environment, lanes
 from kbert.model.bert import Bert
 from kbert.model.fine_tuning import BertClassifier, BertSpanPredictor, BertTagger
-from kbert.training import lanes, pieces
+from kbert.training import pieces
 from kbert.training.optimization import global_norm
 from tests.training import tiny_run
 from tests.training.tiny_run import batch, dataset, new_model, new_optimizer, state
@@ -398,7 +398,7 @@ def test_two_cores_take_an_even_batch_in_lanes_unless_it_is_small_or_computed_tw
 
 
 def test_a_process_has_the_lanes_that_it_is_given_before_it_computes_anything():
-    begun = "from kbert.training import lanes; lanes.begin(1); lanes.there_are(); lanes.begin(2); lanes.there_are()"
+    begun = "from kbert import lanes; lanes.begin(1); lanes.there_are(); lanes.begin(2); lanes.there_are()"
     told = begun.replace("lanes.there_are()", "print(lanes.there_are())")
     done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1", "2"]

@@ -14,9 +14,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from kbert import lanes
 from kbert.config import BertConfig
 from kbert.model.pretraining import BertPretrainer
-from kbert.training import lanes
 from kbert.training.checkpointing import Checkpoint, Stopped, state
 from kbert.training.distribution import WorkerLost, is_chief, new_strategy
 from kbert.training.monitoring import Evaluate, EventFiles, Monitor

@@ -11,8 +11,8 @@ def prepare(job):
     import numpy as np
     import tensorflow as tf
 
+    from kbert import lanes
     from kbert.config import BertConfig
-    from kbert.training import lanes
     from kbert.training.measurement import new_trainer
     from kbert.training.planning import Setting
 
