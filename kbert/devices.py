@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from kbert import lanes
+
 Strategy = Literal["one", "mirrored", "multi_worker", "tpu"]
 
 CPU_INFO = Path("/proc/cpuinfo")  # of Linux; of x86 it has a line of what a core can do
@@ -51,7 +53,7 @@ def start(word: str, rule: DeviceRule, tf_config: str | None = None, in_lanes: i
         raise ValueError(f"--devices.workers with --strategy {word}: expected --strategy multi_worker")
     import keras
 
-    from kbert import lanes, report
+    from kbert import report
     from kbert.training.distribution import Cluster, is_chief, new_strategy, only_cpus
 
     if word == "one":

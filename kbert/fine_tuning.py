@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from kbert import lanes
 from kbert.devices import DeviceRule
 from kbert.devices import start as start_devices
 
@@ -93,8 +94,6 @@ def start_runs(
     for name, values in (("learning-rates", learning_rates), ("batch-sizes", batch_sizes), ("epochs", epochs)):
         if not values or not all(0 < value < float("inf") for value in values) or len(set(values)) < len(values):
             raise ValueError(f"--{name} {' '.join(map(str, values))}: expected different numbers above 0")
-    from kbert import lanes
-
     in_lanes = min(lanes.count(size // optimizer.accumulation, tokens, devices.recompute) for size in batch_sizes)
     replicas = start_devices(strategy, devices, os.environ.get("TF_CONFIG"), in_lanes)
     parts = replicas.num_replicas_in_sync * optimizer.accumulation

@@ -105,11 +105,8 @@ def in_order_of_length(encoded, call: Callable, batch_size: int = 64) -> Iterato
         features = encoded.packed(rows, rounded_length(encoded, rows))
         return rows, call({name: features[name] for name in INPUTS}, rows)
 
-    if lanes.there_are() == 1:
-        yield from map(computed, batches)
-    else:
-        with ThreadPoolExecutor(lanes.there_are()) as pool:
-            yield from pool.map(computed, batches)
+    with ThreadPoolExecutor(lanes.there_are()) as pool:
+        yield from pool.map(computed, batches)
 
 
 def logits_of(model, encoded, batch_size: int = 64) -> np.ndarray:

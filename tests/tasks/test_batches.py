@@ -1,5 +1,7 @@
 """Each example is in one batch of an epoch, in like lengths; any batch can be made without those before it."""
 
+import threading
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -85,6 +87,13 @@ def test_answers_come_in_the_order_of_the_examples(encoded, count, monkeypatch):
     every = encoded.packed(np.arange(203), 48)
     np.testing.assert_array_equal(found, (every["input_ids"] * every["input_mask"]).numpy().sum(1))
     assert len(set(found.tolist())) > 150
+
+
+def test_as_many_batches_are_computed_at_once_as_there_are_lanes(encoded, monkeypatch):
+    monkeypatch.setattr(lanes, "there_are", lambda: 2)
+    both = threading.Barrier(2)
+    for rows, place in batches.in_order_of_length(encoded, lambda features, rows: both.wait(60), 102):
+        assert len(rows) in (101, 102) and place in (0, 1)
 
 
 def test_an_error_in_a_lane_ends_the_others(encoded, monkeypatch):
