@@ -191,7 +191,7 @@ def data(
     documents: Documents = "blank-line",
     sequence_length: int = 128,
     batch_size: int = 256,
-    tokens: int = 5_000_000,
+    tokens: int = 20_000_000,
     turns: TurnRule = TurnRule(),
 ) -> None:
     """Text files to finished batches by kbert, beside what others need for the tokens alone.
@@ -202,7 +202,7 @@ def data(
         documents: where a document ends: at each blank line and at the end of a file, or at the end of a file only.
         sequence_length: tokens per sequence.
         batch_size: sequences per batch.
-        tokens: real tokens of a round.
+        tokens: real tokens of a round: many of the groups of a million or so that kbert makes at once, core by core.
         turns: who takes part and how often.
     """
     check(turns, batch_size)
@@ -312,7 +312,7 @@ def data_growth(
     documents: Documents = "blank-line",
     sequence_length: int = 128,
     batch_size: int = 256,
-    tokens: int = 5_000_000,
+    tokens: int = 20_000_000,
     turns: RoundRule = RoundRule(),
 ) -> None:
     """What a token of kbert's batches costs, and the memory, with an eighth, a fourth, a half and all of a corpus.
@@ -325,7 +325,7 @@ def data_growth(
         documents: where a document ends: at each blank line and at the end of a file, or at the end of a file only.
         sequence_length: tokens per sequence.
         batch_size: sequences per batch.
-        tokens: real tokens of a round.
+        tokens: real tokens of a round: many of the groups of a million or so that kbert makes at once, core by core.
         turns: how often.
     """
     check(turns, batch_size)

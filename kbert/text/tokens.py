@@ -71,9 +71,10 @@ class TextTokens:
         starts = self.corpus.sentences
         first, end = first_sentences(self.corpus, documents, depths)
         stop = np.clip(np.searchsorted(starts, starts[first] + budget), first + 1, end)
-        sentences = []
-        for begin, until in zip(first.tolist(), stop.tolist(), strict=True):
-            sentences += self.corpus.text(begin, until)
+        runs = [None] * len(first)
+        for place in np.argsort(first).tolist():  # in the files' order, so that each is opened once
+            runs[place] = self.corpus.text(first[place], stop[place])
+        sentences = [sentence for run in runs for sentence in run]
         splits = np.concatenate([[0], np.cumsum(stop - first)]).astype(np.int64)
         return np.asarray(sentences, object), splits, stop == end
 

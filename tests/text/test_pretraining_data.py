@@ -8,8 +8,10 @@ import restatement
 import tensorflow as tf
 from small_corpus import VOCABULARY, WORDS, write_corpus
 
+from kbert.text.documents import Corpus
 from kbert.text.masking import Masking
 from kbert.text.pretraining_data import GROUP_BLOCKS, InstanceRule, corpus_dataset, pretraining_dataset
+from kbert.text.tokens import TextTokens
 from kbert.text.walk import Walk
 from kbert.text.wordpiece import WordPiece
 
@@ -193,6 +195,25 @@ def test_random_b_comes_from_another_document_and_the_rest_follows(tmp_path, tok
     # Given A's document, each of the 8 others is as likely, however long it is.
     counts = np.bincount([(b - a) % 9 for a, b in sources[1]], minlength=9)[1:]
     assert np.abs(counts - counts.mean()).max() < 4 * np.sqrt(counts.mean())
+
+
+def test_each_file_is_opened_once_for_the_random_bs_of_a_group(tmp_path, tokenizer, monkeypatch):
+    for number in range(100):  # more than are kept open
+        (tmp_path / f"{number:02}.txt").write_text("\n".join(WORDS[:20]))
+    corpus, opened = Corpus([tmp_path]), []
+
+    def keeping(path, *how, **more):
+        opened.append(path)
+        return open(path, *how, **more)
+
+    monkeypatch.setattr("kbert.text.documents.open", keeping, raising=False)
+    other = np.random.default_rng(1).permutation(np.repeat(np.arange(100), 5))
+    ids, spans = TextTokens(corpus, tokenizer).from_places(
+        tf.constant(other), tf.constant(np.linspace(0, 0.99, 500)), tf.ones([500], tf.int64)
+    )
+    assert sorted(opened) == corpus.files
+    expected = [tokenizer.vocabulary.index(WORDS[int(depth * 20)]) for depth in np.linspace(0, 0.99, 500)]
+    assert tf.gather(ids, spans.starts).numpy().tolist() == expected
 
 
 @pytest.mark.parametrize(
