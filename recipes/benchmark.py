@@ -202,7 +202,7 @@ def data(
         documents: where a document ends: at each blank line and at the end of a file, or at the end of a file only.
         sequence_length: tokens per sequence.
         batch_size: sequences per batch.
-        tokens: real tokens of a round: many of the groups of a million or so that kbert makes at once, core by core.
+        tokens: real tokens of a round. kbert makes some million at once on each core: of few, many are made in vain.
         turns: who takes part and how often.
     """
     check(turns, batch_size)
@@ -325,7 +325,7 @@ def data_growth(
         documents: where a document ends: at each blank line and at the end of a file, or at the end of a file only.
         sequence_length: tokens per sequence.
         batch_size: sequences per batch.
-        tokens: real tokens of a round: many of the groups of a million or so that kbert makes at once, core by core.
+        tokens: real tokens of a round. kbert makes some million at once on each core: of few, many are made in vain.
         turns: how often.
     """
     check(turns, batch_size)

@@ -199,21 +199,24 @@ def test_random_b_comes_from_another_document_and_the_rest_follows(tmp_path, tok
 
 def test_each_file_is_opened_once_for_the_random_bs_of_a_group(tmp_path, tokenizer, monkeypatch):
     for number in range(100):  # more than are kept open
-        (tmp_path / f"{number:02}.txt").write_text("\n".join(WORDS[:20]))
+        (tmp_path / f"{number:02}.txt").write_text("\n".join(WORDS[20 * number % 300 :][:20]))
     corpus, opened = Corpus([tmp_path]), []
 
-    def keeping(path, *how, **more):
+    def counting(path, *how, **more):
         opened.append(path)
         return open(path, *how, **more)
 
-    monkeypatch.setattr("kbert.text.documents.open", keeping, raising=False)
-    other = np.random.default_rng(1).permutation(np.repeat(np.arange(100), 5))
+    monkeypatch.setattr("kbert.text.documents.open", counting, raising=False)
+    draw = np.random.default_rng(1)
+    others, depths = draw.permutation(np.repeat(np.arange(100), 5)), draw.random(500)
     ids, spans = TextTokens(corpus, tokenizer).from_places(
-        tf.constant(other), tf.constant(np.linspace(0, 0.99, 500)), tf.ones([500], tf.int64)
+        tf.constant(others), tf.constant(depths), tf.ones([500], tf.int64)
     )
     assert sorted(opened) == corpus.files
-    expected = [tokenizer.vocabulary.index(WORDS[int(depth * 20)]) for depth in np.linspace(0, 0.99, 500)]
-    assert tf.gather(ids, spans.starts).numpy().tolist() == expected
+    assert tf.gather(ids, spans.starts).numpy().tolist() == [
+        tokenizer.vocabulary.index(WORDS[20 * other % 300 + int(20 * depth)])
+        for other, depth in zip(others.tolist(), depths.tolist(), strict=True)
+    ]
 
 
 @pytest.mark.parametrize(
