@@ -107,21 +107,24 @@ def corpus_dataset(
 ) -> tf.data.Dataset:
     """The batches of a corpus from `position` (epoch, group, offset) on; see pretraining_dataset.
 
-    tokens: where token ids come from, TextTokens or CachedTokens. elsewhere: see walk.py. Raises ValueError where one
-    document leaves no other one for a random B.
+    tokens: where token ids come from, TextTokens or CachedTokens. elsewhere: see walk.py. Raises ValueError as
+    group_maker does.
     """
-    if rule.next_sentence and corpus.counts["documents"] < 2:
-        raise ValueError(
-            f"corpus {corpus.names[0]}: holds one document, so there is no other document for a random B; expected at "
-            f"least 2 (a blank line or the end of a file ends a document), or objectives mlm"
-        )
     instances = group_maker(corpus, tokenizer, rule, seed, tokens)
     walk = Walk(corpus.counts["blocks"], GROUP_BLOCKS, seed, epochs, position)
     return walk.batches(instances, batch_size, elsewhere)
 
 
 def group_maker(corpus: Corpus, tokenizer, rule: InstanceRule, seed: int, tokens=None) -> Callable:
-    """A function: epoch int64, numbers of blocks int64 [n], instances to skip int64 -> the features of a group."""
+    """A function: epoch int64, numbers of blocks int64 [n], instances to skip int64 -> the features of a group.
+
+    Raises ValueError where one document leaves no other one for a random B.
+    """
+    if rule.next_sentence and corpus.counts["documents"] < 2:
+        raise ValueError(
+            f"corpus {corpus.names[0]}: holds one document, so there is no other document for a random B; expected at "
+            f"least 2 (a blank line or the end of a file ends a document), or objectives mlm"
+        )
     return _GroupMaker(corpus, tokenizer, rule, seed, tokens or TextTokens(corpus, tokenizer)).instances
 
 

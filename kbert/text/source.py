@@ -46,13 +46,17 @@ class Source:
 class TextSource(Source):
     """Plain text, made into instances as it is read.
 
-    Attributes: digest, a hash of the text; facts, name -> count, to be shown. Raises ValueError as corpus_dataset does.
+    Attributes: digest, a hash of the text; facts, name -> count, to be shown. Raises ValueError as group_maker does,
+    and where no sequence can be made of the text.
     """
 
     def __init__(self, corpus: Corpus, tokenizer, rule: InstanceRule):
         self.corpus, self.tokenizer, self.rule, self.tokens, self.elsewhere = corpus, tokenizer, rule, None, {}
         self.digest, self.facts = corpus.digest, {name: count for name, count in corpus.counts.items() if count}
-        if not any(True for _ in corpus_dataset(corpus, tokenizer, rule, 1, epochs=1).take(1)):
+        instances, zero = self._instances(1), tf.constant(0, tf.int64)
+        # Block by block, as a whole group takes seconds to make.
+        blocks = (instances(zero, number[None], zero) for number in tf.range(corpus.counts["blocks"], dtype=tf.int64))
+        if not any(len(block["input_ids"]) for block in blocks):
             raise ValueError(f"corpus {corpus.names[0]}: no sequence can be made of its text; expected more text")
 
     def use_token_cache(self, cache: str, progress: Progress) -> None:

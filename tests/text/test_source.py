@@ -11,6 +11,7 @@ from kbert.text.masking import Masking
 from kbert.text.pretraining_data import InstanceRule
 from kbert.text.sentences import CorpusFormat
 from kbert.text.source import source
+from kbert.text.tokens import TextTokens
 from kbert.text.wordpiece import WordPiece
 
 
@@ -125,3 +126,18 @@ def test_text_of_which_no_sequence_can_be_made_is_refused(tmp_path):
     (tmp_path / "unseen.txt").write_text("\u200b\n\u200b\n", encoding="utf-8")
     with pytest.raises(ValueError, match="unseen.txt: no sequence can be made of its text"):
         open_source(tmp_path, [tmp_path / "unseen.txt"], objectives="mlm")
+
+
+def test_text_is_looked_into_no_further_than_its_first_sequence(tmp_path, monkeypatch):
+    for name, content in (("a.txt", "\u200b\n" * 40_000), ("b.txt", text(1, 60_000)), ("c.txt", text(2, 60_000))):
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    read, blocks = [], TextTokens.blocks
+
+    def counting(self, numbers):
+        read.append(numbers.numpy().tolist())
+        return blocks(self, numbers)
+
+    monkeypatch.setattr(TextTokens, "blocks", counting)
+    opened = open_source(tmp_path, sorted(tmp_path.glob("*.txt")), objectives="mlm")
+    assert len(read) < opened.corpus.counts["blocks"] and read == [[number] for number in range(len(read))]
+    assert len(read) > 1  # in the first there is no sequence
