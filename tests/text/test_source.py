@@ -8,7 +8,7 @@ from small_corpus import VOCABULARY, text, write_records
 from kbert.command_line import explain
 from kbert.text.baselines import baselines, majority_share, unigram_loss
 from kbert.text.masking import Masking
-from kbert.text.pretraining_data import InstanceRule
+from kbert.text.pretraining_data import OBJECTIVES, InstanceRule
 from kbert.text.sentences import CorpusFormat
 from kbert.text.source import source
 from kbert.text.tokens import TextTokens
@@ -122,22 +122,24 @@ def test_what_records_have_already_is_asked_of_text_alone(tmp_path, records):
             open_source(tmp_path, [records], **options)
 
 
-def test_text_of_which_no_sequence_can_be_made_is_refused(tmp_path):
-    (tmp_path / "unseen.txt").write_text("\u200b\n\u200b\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="unseen.txt: no sequence can be made of its text"):
-        open_source(tmp_path, [tmp_path / "unseen.txt"], objectives="mlm")
+@pytest.mark.parametrize("objectives", OBJECTIVES)
+def test_text_of_which_no_sequence_can_be_made_is_refused(tmp_path, objectives):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("\u200b\n\u200b\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="a.txt: no sequence can be made of its text"):
+        open_source(tmp_path, [tmp_path / "a.txt", tmp_path / "b.txt"], objectives=objectives, max_predictions=None)
 
 
 def test_text_is_looked_into_no_further_than_its_first_sequence(tmp_path, monkeypatch):
     for name, content in (("a.txt", "\u200b\n" * 40_000), ("b.txt", text(1, 60_000)), ("c.txt", text(2, 60_000))):
         (tmp_path / name).write_text(content, encoding="utf-8")
-    read, blocks = [], TextTokens.blocks
+    read, read_blocks = [], TextTokens._read_blocks
 
     def counting(self, numbers):
-        read.append(numbers.numpy().tolist())
-        return blocks(self, numbers)
+        read.append(numbers.tolist())
+        return read_blocks(self, numbers)
 
-    monkeypatch.setattr(TextTokens, "blocks", counting)
+    monkeypatch.setattr(TextTokens, "_read_blocks", counting)
     opened = open_source(tmp_path, sorted(tmp_path.glob("*.txt")), objectives="mlm")
     assert len(read) < opened.corpus.counts["blocks"] and read == [[number] for number in range(len(read))]
     assert len(read) > 1  # in the first there is no sequence
