@@ -53,8 +53,8 @@ class TextSource(Source):
     def __init__(self, corpus: Corpus, tokenizer, rule: InstanceRule):
         self.corpus, self.tokenizer, self.rule, self.tokens, self.elsewhere = corpus, tokenizer, rule, None, {}
         self.digest, self.facts = corpus.digest, {name: count for name, count in corpus.counts.items() if count}
-        # Block by block, as a whole group takes seconds; in a graph, as eagerly TensorArray.concat of nothing fails.
-        instances, zero = tf.function(self._instances(1), autograph=False), tf.constant(0, tf.int64)
+        # Block by block, as a whole group takes seconds, and outside a graph, as that takes two to make.
+        instances, zero = self._instances(1), tf.constant(0, tf.int64)
         blocks = (instances(zero, number[None], zero) for number in tf.range(corpus.counts["blocks"], dtype=tf.int64))
         if not any(len(block["input_ids"]) for block in blocks):
             raise ValueError(f"corpus {corpus.names[0]}: no sequence can be made of its text; expected more text")

@@ -1,5 +1,8 @@
 """A corpus -> the token ids of its blocks, and of places in other documents for random second sentences."""
 
+import atexit
+import gc
+
 import numpy as np
 import tensorflow as tf
 
@@ -8,6 +11,18 @@ from kbert.text.packing import Spans
 from kbert.text.sentence_pairs import Text
 
 BYTES_PER_TOKEN = 6  # the first guess of how much text a random B needs; four times as much wherever it was too little
+
+
+@atexit.register
+def end_iterators():
+    """Ends those that a script still has, in a variable or in the traceback of what stopped it.
+
+    A thread that the end of Python finds in a function of Python's never returns, and TensorFlow, which ends iterators
+    after Python, would wait for it forever.
+    """
+    for found in gc.get_objects():
+        if issubclass(type(found), tf.data.Iterator):
+            found._iterator_resource = None
 
 
 def graph_read(function, inputs, dtypes):

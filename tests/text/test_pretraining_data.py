@@ -1,6 +1,9 @@
 """The pipeline against the plain-Python restatement, element for element, and its order, resuming and refusals."""
 
 import itertools
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -169,6 +172,39 @@ def test_an_epoch_reads_fewer_tokens_than_its_batches_hold(tmp_path, tokenizer):
         held += int(tf.reduce_sum(batch["input_mask"]))
     # What plan.py reckons with: half of the second sentences are random, and what they stand in for is read again.
     assert 0.5 < tokens / slots < 0.9 * held / slots
+
+
+SLOW = """
+import time
+from kbert.text.tokens import TextTokens
+
+def slowly(self, numbers):
+    time.sleep(0.5)
+    return read_blocks(self, numbers)
+
+read_blocks, TextTokens._read_blocks = TextTokens._read_blocks, slowly
+"""
+# Of names that nothing else holds on to, as those of a script that ends.
+LEFT_BEHIND = """
+import sys
+import kbert
+import slow
+
+tokenizer = kbert.WordPiece(sys.argv[2:])
+batches = iter(kbert.pretraining_dataset([sys.argv[1]], tokenizer, batch_size=128, sequence_length=16))
+next(batches)
+raise ValueError("stopped here")
+"""
+
+
+def test_a_script_ends_while_text_is_read(tmp_path):
+    """Its iterator is still there, in a variable, and what it waits for would not come when Python has ended."""
+    write_corpus(tmp_path, [2_000, 2_000])
+    (tmp_path / "slow.py").write_text(SLOW)
+    command = [sys.executable, "-c", LEFT_BEHIND, str(tmp_path / "*.txt"), *VOCABULARY]
+    variables = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "ValueError: stopped here")
 
 
 def test_random_b_comes_from_another_document_and_the_rest_follows(tmp_path, tokenizer):
