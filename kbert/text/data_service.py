@@ -21,7 +21,6 @@ SECONDS = 60  # for a group, which takes a second or two
 SECONDS_ALONE = 600  # in which a server that did not answer is not asked again
 OPERATION = re.compile(r"\{\{.*?\}\}")
 ABOUT = tf.TensorSpec([], tf.string)
-ARGUMENTS = [tf.TensorSpec([], tf.int64), tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.int64)]
 
 
 def serve(instances: Callable, about: str, port: int, ready: Callable[[], None]) -> None:
@@ -41,7 +40,8 @@ def serve(instances: Callable, about: str, port: int, ready: Callable[[], None])
     try:
         server = rpc.Server.create("grpc", f"0.0.0.0:{port}")
         server.register("about", tf.function(lambda: tf.constant(about), input_signature=[], autograph=False))
-        server.register("instances", tf.function(checked, input_signature=[ABOUT, *ARGUMENTS], autograph=False))
+        arguments = [ABOUT, *instances.input_signature]
+        server.register("instances", tf.function(checked, input_signature=arguments, autograph=False))
         server.start()
     except tf.errors.OpError as error:
         raise ValueError(f"port {port}: {first_line(error)}") from None
@@ -68,7 +68,7 @@ def served(instances: Callable, about: str, address: str) -> list[Callable]:
         return [instances] * CALLS
     if theirs != about:
         raise ValueError(f"data server {address} has other text or flags: {theirs}, expected {about}")
-    local = tf.function(instances, input_signature=ARGUMENTS, autograph=False).get_concrete_function()
+    local = instances.get_concrete_function()
     specs = tf.nest.map_structure(lambda value: tf.TensorSpec(value.shape, value.dtype), local.structured_outputs)
     alone_until = [0.0]
 

@@ -8,11 +8,12 @@ import warnings
 from collections.abc import Iterator
 
 # Comments and strings: a quote within one of them begins no other. No part can match in two ways, and a string without
-# an end goes to that of its line or of the file, so that what is not Python takes no longer.
+# an end goes to that of its line or of the file, so that what is not Python takes no longer. Each begins with its sign
+# as it is, not with "{3}, so that re runs to the next sign in less than half the time.
 QUOTED = re.compile(
     r"""\#[^\n]*
-    | \"{3} [^"\\]* (?: (?: \\. | "(?!"") ) [^"\\]* )* (?: \"{3} | \\?\Z )
-    | '{3} [^'\\]* (?: (?: \\. | '(?!'') ) [^'\\]* )* (?: '{3} | \\?\Z )
+    | \"\"\" [^"\\]* (?: (?: \\. | "(?!"") ) [^"\\]* )* (?: \"{3} | \\?\Z )
+    | \'\'\' [^'\\]* (?: (?: \\. | '(?!'') ) [^'\\]* )* (?: '{3} | \\?\Z )
     | " [^"\\\n]* (?: \\. [^"\\\n]* )* (?: " | (?=\n) | \\?\Z )
     | ' [^'\\\n]* (?: \\. [^'\\\n]* )* (?: ' | (?=\n) | \\?\Z )""",
     re.VERBOSE | re.DOTALL,

@@ -6,7 +6,7 @@ Each group of blocks (see walk.py) is one unit of work: its instances are shuffl
 together.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -19,6 +19,8 @@ from kbert.text.tokens import TextTokens
 from kbert.text.walk import START, Walk
 
 GROUP_BLOCKS = 32  # about 3 MB of text: thousands of instances to shuffle, and a bound on memory
+# What a group is made from: epoch, numbers of blocks, instances to skip.
+GROUP = [tf.TensorSpec([], tf.int64), tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.int64)]
 OBJECTIVES = ("mlm+nsp", "mlm", "left-to-right")
 
 
@@ -103,20 +105,17 @@ def corpus_dataset(
     epochs: int | None = None,
     position: tuple[int, int, int] = START,
     tokens=None,
-    elsewhere: Sequence[Callable] = (),
 ) -> tf.data.Dataset:
     """The batches of a corpus from `position` (epoch, group, offset) on; see pretraining_dataset.
 
-    tokens: where token ids come from, TextTokens or CachedTokens. elsewhere: see walk.py. Raises ValueError as
-    group_maker does.
+    tokens: where token ids come from, TextTokens or CachedTokens. Raises ValueError as group_maker does.
     """
-    instances = group_maker(corpus, tokenizer, rule, seed, tokens)
     walk = Walk(corpus.counts["blocks"], GROUP_BLOCKS, seed, epochs, position)
-    return walk.batches(instances, batch_size, elsewhere)
+    return walk.batches(group_maker(corpus, tokenizer, rule, seed, tokens), batch_size)
 
 
 def group_maker(corpus: Corpus, tokenizer, rule: InstanceRule, seed: int, tokens=None) -> Callable:
-    """A function: epoch int64, numbers of blocks int64 [n], instances to skip int64 -> the features of a group.
+    """A function of one graph: epoch int64, numbers of blocks int64 [n], instances to skip int64 -> a group's features.
 
     Raises ValueError where one document leaves no other one for a random B.
     """
@@ -125,7 +124,8 @@ def group_maker(corpus: Corpus, tokenizer, rule: InstanceRule, seed: int, tokens
             f"corpus {corpus.names[0]}: holds one document, so there is no other document for a random B; expected at "
             f"least 2 (a blank line or the end of a file ends a document), or objectives mlm"
         )
-    return _GroupMaker(corpus, tokenizer, rule, seed, tokens or TextTokens(corpus, tokenizer)).instances
+    instances = _GroupMaker(corpus, tokenizer, rule, seed, tokens or TextTokens(corpus, tokenizer)).instances
+    return tf.function(instances, input_signature=GROUP, autograph=False)
 
 
 class _GroupMaker:

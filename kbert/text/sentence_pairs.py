@@ -93,11 +93,10 @@ def _chain(piece_starts: tf.Tensor, following: tf.Tensor) -> tf.Tensor:
     following = tf.concat([following, [sentences]], 0)
     # Pieces advance side by side, so that there are as many steps as the longest of them has instances.
     reached = tf.TensorArray(tf.int64, size=0, dynamic_size=True, element_shape=[None], infer_shape=False)
-    nothing = piece_starts[:0]  # as outside a graph there is no concat of no values
     _, reached = tf.while_loop(
         lambda places, reached: tf.size(places) > 0,
         lambda places, reached: _step(places, reached, following, sentences),
-        [piece_starts[:-1], reached.write(0, nothing)],
+        [piece_starts[:-1], reached],
         shape_invariants=[tf.TensorShape([None]), None],
     )
     return tf.sort(reached.concat())

@@ -9,11 +9,11 @@ from kbert.text import data_service
 from kbert.text.baselines import token_counts
 from kbert.text.documents import Corpus, expand_paths
 from kbert.text.masking import Masking
-from kbert.text.pretraining_data import InstanceRule, corpus_dataset, group_maker
+from kbert.text.pretraining_data import GROUP_BLOCKS, InstanceRule, group_maker
 from kbert.text.records import Records, records_dataset
 from kbert.text.sentences import PLAIN_TEXT, CorpusFormat
 from kbert.text.token_cache import CachedTokens
-from kbert.text.walk import START
+from kbert.text.walk import START, Walk
 
 Progress = Callable[[int, int], None]
 
@@ -51,9 +51,10 @@ class TextSource(Source):
     """
 
     def __init__(self, corpus: Corpus, tokenizer, rule: InstanceRule):
-        self.corpus, self.tokenizer, self.rule, self.tokens, self.elsewhere = corpus, tokenizer, rule, None, {}
+        self.corpus, self.tokenizer, self.rule, self.tokens = corpus, tokenizer, rule, None
+        self.makers, self.elsewhere = {}, {}  # of a seed
         self.digest, self.facts = corpus.digest, {name: count for name, count in corpus.counts.items() if count}
-        # Block by block, as a whole group takes seconds, and outside a graph, as that takes two to make.
+        # Block by block, as a whole group takes seconds to make.
         instances, zero = self._instances(1), tf.constant(0, tf.int64)
         blocks = (instances(zero, number[None], zero) for number in tf.range(corpus.counts["blocks"], dtype=tf.int64))
         if not any(len(block["input_ids"]) for block in blocks):
@@ -61,13 +62,12 @@ class TextSource(Source):
 
     def use_token_cache(self, cache: str, progress: Progress) -> None:
         """Reads token ids from disk from now on; they are put there first where they are missing."""
-        self.tokens = CachedTokens(self.corpus, self.tokenizer, cache, progress)
+        self.tokens, self.makers = CachedTokens(self.corpus, self.tokenizer, cache, progress), {}
 
     def batches(self, batch_size: int, seed: int = 1, position: tuple[int, int, int] = START) -> tf.data.Dataset:
         """Endless batches; see pretraining_data.pretraining_dataset."""
-        options = {"seed": seed, "position": position, "tokens": self.tokens}
-        options["elsewhere"] = self.elsewhere.get(seed, ())
-        return corpus_dataset(self.corpus, self.tokenizer, self.rule, batch_size, **options)
+        walk = Walk(self.corpus.counts["blocks"], GROUP_BLOCKS, seed, None, position)
+        return walk.batches(self._instances(seed), batch_size, self.elsewhere.get(seed, ()))
 
     def serve(self, seed: int, port: int, ready: Callable[[], None] = lambda: None) -> None:
         """Makes groups for the training of others, until the process is told to end; calls `ready` before."""
@@ -79,7 +79,9 @@ class TextSource(Source):
         self.elsewhere[seed] = [call for calls in zip(*each, strict=True) for call in calls]  # servers in turn
 
     def _instances(self, seed: int) -> Callable:
-        return group_maker(self.corpus, self.tokenizer, self.rule, seed, self.tokens)
+        if seed not in self.makers:  # once, as its graph takes two seconds
+            self.makers[seed] = group_maker(self.corpus, self.tokenizer, self.rule, seed, self.tokens)
+        return self.makers[seed]
 
     def _about(self, seed: int) -> str:
         return f"text {self.digest}, vocabulary {self.tokenizer.digest}, seed {seed}, {self.rule}"

@@ -1,5 +1,7 @@
 """Text and TFRecords answer the same questions; what does not fit the flags is refused."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,6 +13,7 @@ from kbert.text.masking import Masking
 from kbert.text.pretraining_data import OBJECTIVES, InstanceRule
 from kbert.text.sentences import CorpusFormat
 from kbert.text.source import source
+from kbert.text.token_cache import CachedTokens
 from kbert.text.tokens import TextTokens
 from kbert.text.wordpiece import WordPiece
 
@@ -114,6 +117,24 @@ def test_records_that_do_not_fit_are_refused(tmp_path, texts, records):
     write_records(tmp_path / "many.tfrecord", count=len(VOCABULARY) + 1)
     with pytest.raises(ValueError, match=rf"hold the id \d+; the vocabulary has {len(VOCABULARY)} pieces"):
         open_source(tmp_path, [tmp_path / "many.tfrecord"])
+
+
+def test_the_graph_of_a_group_is_made_once_a_seed_and_again_for_a_token_cache(tmp_path, texts, monkeypatch):
+    made = []
+    for tokens in (TextTokens, CachedTokens):
+        blocks = functools.partial(lambda blocks, *given: made.append(type(given[0])) or blocks(*given), tokens.blocks)
+        monkeypatch.setattr(tokens, "blocks", functools.partialmethod(blocks))
+    opened = open_source(tmp_path, texts)
+    first, second = (next(opened.batches(8).as_numpy_iterator()) for _ in range(2))
+    assert made == [TextTokens]
+    other = next(opened.batches(8, seed=2).as_numpy_iterator())
+    opened.use_token_cache(str(tmp_path / "tokens"), lambda *done: None)
+    cached = next(opened.batches(8).as_numpy_iterator())
+    assert made == [TextTokens, TextTokens, CachedTokens]
+    for name, values in first.items():
+        np.testing.assert_array_equal(values, second[name])
+        np.testing.assert_array_equal(values, cached[name])
+    assert (first["input_ids"] != other["input_ids"]).any()
 
 
 def test_what_records_have_already_is_asked_of_text_alone(tmp_path, records):
