@@ -26,6 +26,7 @@ ABOUT = tf.TensorSpec([], tf.string)
 def serve(instances: Callable, about: str, port: int, ready: Callable[[], None]) -> None:
     """Answers with `instances(epoch, numbers, skip)` until the process is told to end; calls `ready` when it can.
 
+    instances: a tf.function, as group_maker gives it.
     about: what a trainer has to say alike, each time. Raises ValueError for a port that is taken.
     """
 
