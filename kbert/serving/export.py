@@ -44,7 +44,7 @@ def export(model: keras.Model, tokenizer, directory: str | os.PathLike, litert: 
         for question in asked:
             functions |= {name: f.get_concrete_function() for name, f in question.signatures().items()}
         if litert:
-            of_row = as_litert(asked[0].answer)
+            of_row = as_litert(asked[0].answer, model.bert)
             root.packers = {name: f.get_concrete_function() for name, f in asked[0].packers().items()}
         # The weights the graphs read and no more: no optimizer, no metrics, no dropout state.
         root.weights = list({id(v): v for function in functions.values() for v in function.variables}.values())

@@ -3,6 +3,7 @@
 The shorter the text, the more that counts. saved_models/README.md has figures.
 """
 
+import contextlib
 import hashlib
 import threading
 import warnings
@@ -19,8 +20,8 @@ PLAIN_FILE = Path("assets.extra") / "plain.json"  # the arguments of PlainRow
 ROW = tf.TensorSpec([1, None], tf.int32)
 
 
-def as_litert(answer) -> bytes:
-    """A LiteRT model of `answer`, features -> a dict of tensors, for one row without padding, of any length.
+def as_litert(answer, bert) -> bytes:
+    """A LiteRT model of `answer`, features -> a dict of tensors by a Bert, of one row without padding, of any length.
 
     Its one signature has input_ids and segment_ids, int32 [1, S], and these outputs. All has to be in float32.
     """
@@ -28,10 +29,25 @@ def as_litert(answer) -> bytes:
     def answer_of_row(input_ids, segment_ids):
         return answer({"input_ids": input_ids, "segment_ids": segment_ids, "input_mask": tf.ones_like(input_ids)})
 
-    function = tf.function(answer_of_row, input_signature=[ROW, ROW], autograph=False).get_concrete_function()
+    with gelu_whole(bert):
+        function = tf.function(answer_of_row, input_signature=[ROW, ROW], autograph=False).get_concrete_function()
     root = tf.Module()
     root.weights = list(function.variables)  # which the function itself does not keep
     return tf.lite.TFLiteConverter.from_concrete_functions([function], root).convert()
+
+
+@contextlib.contextmanager
+def gelu_whole(bert):
+    """Within it graphs are made whose GELU LiteRT's converter knows: one pass instead of nine, 3% of a short text."""
+    layers = bert.encoder_layers if bert.config.hidden_act == "gelu_tanh" else []  # gelu_erf is known as it is
+    former = [layer.activation for layer in layers]
+    try:
+        for layer in layers:
+            layer.activation = lambda x: tf.nn.gelu(x, approximate=True)
+        yield
+    finally:
+        for layer, activation in zip(layers, former, strict=True):
+            layer.activation = activation
 
 
 def write_with_digest(path: Path, content: bytes) -> None:

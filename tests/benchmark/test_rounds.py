@@ -7,6 +7,7 @@ import sys
 import time
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 from kbert.benchmark import jobs
@@ -186,6 +187,11 @@ def test_a_share_is_of_the_limit_and_the_form_is_the_fastest_in_the_median(tmp_p
 def test_a_text_is_cut_for_kbert_where_it_is_for_the_peers(tmp_path):
     model, _ = jobs.write_model(tmp_path, None, "tiny", labels=2, sequence_length=16)
     assert model.config.trained_length == 16
+
+
+def test_a_random_model_has_biases_and_scales_as_a_trained_one_has(tmp_path):
+    model, _ = jobs.write_model(tmp_path, None, "tiny")
+    assert all(np.unique(weight).size > 1 for weight in model.trainable_weights)
 
 
 def test_a_round_waits_for_its_last_repetition_alone():

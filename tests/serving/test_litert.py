@@ -111,6 +111,21 @@ def test_a_text_alone_is_answered_as_by_the_graph(version, calls):
     assert [shape for shape, _ in calls] == [(1, 7), (1, 2), (1, 3), (1, 23), (1, 24), (1, 4)]
 
 
+@pytest.mark.filterwarnings(r"ignore:\s*Warning. tf.lite.Interpreter is deprecated")
+@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_erf"])
+def test_gelu_is_one_operation_of_litert_and_the_model_keeps_its_own(activation):
+    bert = new_bert(hidden_act=activation)
+    former = [layer.activation for layer in bert.encoder_layers]
+    model = litert.as_litert(bert, bert)
+    # Before the interpreter hands operations over to XNNPACK, which hides them.
+    plain = tf.lite.experimental.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    interpreter = tf.lite.Interpreter(model_content=model, experimental_op_resolver_type=plain)
+    operations = [one["op_name"] for one in interpreter._get_ops_details()]
+    assert operations.count("GELU") == len(bert.encoder_layers) == 2
+    assert operations.count("TANH") == 1  # the pooler's
+    assert [layer.activation for layer in bert.encoder_layers] == former
+
+
 @pytest.mark.parametrize("names", [("text",), ("text_a", "text_b"), ("text_b", "text_a")])
 def test_plain_texts_that_fit_are_packed_without_the_graph(names):
     packed, rows = [], []
