@@ -65,8 +65,6 @@ def write_model(folder: Path, start: str | None, size: str, labels: int = 0, seq
     start: any folder that kbert.load knows; None: random weights of a published size. sequence_length: the most tokens
     of a text to the classifier. Raises ValueError where it has not so many positions.
     """
-    import keras
-
     from kbert.model.bert import Bert
     from kbert.model.fine_tuning import BertClassifier
     from kbert.model.pretraining import BertPretrainer
@@ -82,9 +80,10 @@ def write_model(folder: Path, start: str | None, size: str, labels: int = 0, seq
         config = BertConfig.from_size(size)
         pieces = [*SPECIAL_TOKENS, *(f"piece{number}" for number in range(config.vocab_size - len(SPECIAL_TOKENS)))]
         model, tokenizer = BertPretrainer(config), WordPiece(pieces)
+        random = np.random.default_rng(0)
         for weight in model.trainable_weights:
             if len(weight.shape) == 1:  # LiteRT leaves out a product with 1 and a sum with 0, as no trained model has
-                weight.assign(weight + keras.random.normal(weight.shape, stddev=0.02))
+                weight.assign(weight + random.normal(0, 0.02, weight.shape))
     encoder = without_heads(model)
     if labels:
         config = replace(encoder.config, pooler=True, sequence_length=sequence_length)
