@@ -2,7 +2,8 @@
 
 Exit status 0 is success; 2, with one line on standard error, is bad input or a full disk; 75, with one line, is a
 training that Ctrl-C or SIGTERM stopped after it was saved: the same command goes on; 130 and 143 are the same where
-there was nothing to save; anything else is an error of kbert's own and keeps its traceback.
+there was nothing to save; 141, or rich's 1 in a table, without a word, is output that nobody reads any more (`| head`);
+anything else is an error of kbert's own and keeps its traceback.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import io
 import logging
 import os
 import re
+import select
 import signal
 import sys
 import sysconfig
@@ -38,14 +40,20 @@ def run(main: Callable | dict[str, Callable], tensorflow: bool = True) -> None:
     """
     program = Path(sys.argv[0]).name
     try:
-        call = parse(main, sys.argv[1:], program)
-        if tensorflow:
-            import_tensorflow()
-        call()
+        try:
+            call = parse(main, sys.argv[1:], program)
+            if tensorflow:
+                import_tensorflow()
+            call()
+        finally:
+            sys.stdout.flush()
     except KeyboardInterrupt as interruption:
         status = getattr(interruption, "status", 128 + signal.SIGINT)
         _exit(program, str(interruption) or "interrupted", status)
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads(sys.stdout.fileno()):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still flushes at its end
+            sys.exit(128 + signal.SIGPIPE)
         function = next(iter(main.values())) if isinstance(main, dict) else main
         message = explain(error, Path(function.__code__.co_filename).parent)
         if message is None:
@@ -139,6 +147,12 @@ def _no_space(error: BaseException | None) -> str | None:
             return f"no space left on the device: {where}; free some space and run the same command again"
         error = error.__cause__ or error.__context__
     return None
+
+
+def _nobody_reads(pipe: int) -> bool:
+    poll = select.poll()
+    poll.register(pipe, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _in_standard_library(file: Path) -> bool:

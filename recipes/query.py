@@ -6,7 +6,6 @@ python recipes/query.py --url http://127.0.0.1:8501 --model books --input lines.
 """
 
 import contextlib
-import os
 import sys
 import time
 from typing import Literal
@@ -82,9 +81,6 @@ def main(
     except KeyboardInterrupt:
         then = f"; {answers.kept} answers are there, the same command goes on with them" if output else ""
         raise KeyboardInterrupt(f"interrupted{then}") from None
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads what is still to be flushed
-        sys.exit(141)  # as of SIGPIPE
     tell(done, lines - done, errors, time.perf_counter() - begin, client)
     with contextlib.suppress(OSError, Refused):  # all is answered, whatever the server does now
         if client.version() != answering:

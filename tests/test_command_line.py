@@ -175,3 +175,24 @@ def test_a_package_that_an_extra_brings_is_named(tmp_path, recipe, flags, packag
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     expected = f"{recipe}.py: {package} is not installed; pip install -e '.[serve]' brings it\n"
     assert (done.returncode, done.stderr) == (2, expected)
+
+
+@pytest.mark.parametrize(
+    ("body", "flags"),
+    [("None", ["--help"]), ("print('a line')", []), ("[print(n) for n in range(100_000)]", [])],
+    ids=["help", "less than is buffered", "more"],
+)
+def test_who_stops_reading_sees_nothing_of_it(tmp_path, body, flags):
+    script = tmp_path / "pretrain.py"
+    script.write_text(SCRIPT.replace("BODY", body).replace("TENSORFLOW", "False"))
+    reader, writer = os.pipe()
+    os.close(reader)
+    variables = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, str(script), *flags]
+    result = subprocess.run(command, env=variables, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (141, "")
+
+
+def test_a_pipe_that_breaks_elsewhere_is_told(recipe):
+    assert one_line(recipe("raise BrokenPipeError(32, 'Broken pipe')")) == "pretrain.py: [Errno 32] Broken pipe"
