@@ -187,7 +187,7 @@ def test_who_stops_reading_sees_nothing_of_it(tmp_path, body, flags):
     script.write_text(SCRIPT.replace("BODY", body).replace("TENSORFLOW", "False"))
     reader, writer = os.pipe()
     os.close(reader)
-    variables = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    variables = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": ""}
     command = [sys.executable, str(script), *flags]
     result = subprocess.run(command, env=variables, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
